@@ -27,10 +27,10 @@ class Builder:
         self.add(Assign((name,), value, src))
         return name
 
-    def set(self, name: str, value: RightSide) -> Name:
+    def set(self, name: str, value: RightSide, note: str = "") -> Name:
         """Assign a value to a name that is reserved for it, or used already."""
         target = Name(name)
-        self.add(Assign((target,), value))
+        self.add(Assign((target,), value, note))
         return target
 
     @contextmanager

@@ -102,6 +102,7 @@ class TileAlgebra(Algebra):
     folded: Callable[[str, Expr], RightSide]  # (kind, operand) -> the fold
     active: Callable[[], Expr] | int  # the number of folded elements: an expression, or known, so that constants stay literals
     exact: bool = False
+    fold_name: Callable[[str], str] = "all_{}".format  # what a fold is called, by its kind
 
     def emit(self, op: str, *args: Value) -> Name:
         return self.assign(op, _on_state(op, args, self.exact, self.assign))
@@ -109,7 +110,7 @@ class TileAlgebra(Algebra):
     def fold(self, kind: str, value: Value) -> Value:
         """A reduction of the tile, or for a constant its multiple."""
         if isinstance(value, str):
-            return self.assign(f"all_{kind}", self.folded(kind, value))
+            return self.assign(self.fold_name(kind), self.folded(kind, value))
         if kind != "sum" or value == 0:
             return value
         if isinstance(self.active, int):

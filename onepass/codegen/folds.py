@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -61,7 +61,7 @@ class Folds:
             key = self.key(running, ref)
             if key not in running.states:
                 shape = str([*self._running_shape(running, ref)])
-                running.states[key] = self._identity(running, shape)
+                running.states[key] = self._identity(running, shape, ref.tag if key == ref.tag else "")
                 if running.compensated:
                     running.compensation[key] = {
                         k: self.builder.assign("lost", self.language.full(shape, "0.0", "float32"))
@@ -95,7 +95,7 @@ class Folds:
             return
         merged = self._merged(running, before, entered)
         if unrolled:
-            named = zip(self._hints(running), merged, strict=True)
+            named = zip(self._hints(running, ""), merged, strict=True)
             running.states[key] = tuple(self.builder.assign(hint, value) for hint, value in named)
         else:
             for name, value in zip(before, merged, strict=True):
@@ -107,7 +107,7 @@ class Folds:
 
     def total(self, running: Running, ref: TileRef) -> State:
         """The state of all elements."""
-        algebra = self._algebra(running, ref, {})
+        algebra = self._algebra(running, ref, {}, "" if len(running.states) == 1 else "_part")
         held = [self._compensated(state, running.compensation.get(key, {})) for key, state in running.states.items()]
         states = [self._fold_lanes(running, key, state, algebra) for key, state in zip(running.states, held)]
         return self.join_states(running, states)
@@ -124,16 +124,20 @@ class Folds:
         for state in running:
             ((key, lanes),) = state.states.items()
             held += self._compensated(lanes, state.compensation.get(key, {}))
-        names = tuple(self.builder.fresh("all_sum") for _ in held)
+        names = tuple(self.builder.fresh(self.values.names[state.fold.node]) for state in running)
         first, second = map(_expr, held)
         self.builder.add(Assign(names, TwoSums((first, second), 1)))
         return [(name,) for name in names]
 
     def join_states(self, running: Running, states: Sequence[State]) -> State:
         """Several states merged into one, in order."""
-        total = states[0]
+        total, name = states[0], self.values.names[running.fold.node]
+
+        def assign(op: str, value: RightSide) -> Name:
+            return self.builder.assign(name if running.monoid.primitive else op, value)
+
         for other in states[1:]:
-            total = join(running.monoid, total, other, self.builder.assign, running.exact)
+            total = join(running.monoid, total, other, assign, running.exact)
         return total
 
     def leave(self, running: Running, ref: TileRef, total: State) -> None:
@@ -189,14 +193,21 @@ class Folds:
         assert isinstance(node, Reduce)
         return node
 
-    def _hints(self, running: Running) -> list[str]:
-        return [f"{self.values.names[running.fold.node]}_{part}" for part in running.monoid.state]
+    def _hints(self, running: Running, tag: str) -> list[str]:
+        """The names of a running state."""
+        name, parts = self.values.names[running.fold.node], running.monoid.state
+        return [f"{name}_{'acc' if running.monoid.primitive else part}{tag}" for part in parts]
 
-    def _identity(self, running: Running, shape: str) -> State:
+    def fold_name(self, running: Running, suffix: str) -> Callable[[str], str]:
+        """What a fold is called, by its kind: after the reduction, and its kind where a reduction has several folds."""
+        name, primitive = self.values.names[running.fold.node], running.monoid.primitive
+        return lambda kind: f"{name}{'' if primitive else '_' + kind}{suffix}"
+
+    def _identity(self, running: Running, shape: str, tag: str) -> State:
         starts, dtypes = running.monoid.identity(running.dtype), running.monoid.state_dtypes(running.dtype)
         return tuple(
             self.builder.assign(hint, self.language.full(shape, literal(start), dtype.kernel))
-            for hint, start, dtype in zip(self._hints(running), starts, dtypes, strict=True)
+            for hint, start, dtype in zip(self._hints(running, tag), starts, dtypes, strict=True)
         )
 
     def _entering_shape(self, running: Running, ref: TileRef) -> tuple[int, int]:
@@ -227,7 +238,13 @@ class Folds:
 
     def _within_threads(self, running: Running) -> TileAlgebra:
         """An algebra that folds the elements each thread holds of a tile reshaped by threads."""
-        return TileAlgebra(self.builder.assign, lambda kind, value: TileFold(kind, value, (3, 1)), lambda: "0", running.exact)
+        return TileAlgebra(
+            self.builder.assign,
+            lambda kind, value: TileFold(kind, value, (3, 1)),
+            lambda: "0",
+            running.exact,
+            self.fold_name(running, "_thread"),
+        )
 
     def _broadcast(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
         """A value broadcast along the reduced axes, and along the columns of the other operands."""
@@ -255,7 +272,7 @@ class Folds:
 
         def masked(x: Value, identity: Value) -> str:
             lanes, kept = (inside, x) if isinstance(x, str) else (whole, literal(x))
-            name = self.builder.assign("inside", f"{self.language.prefix}.where({lanes}, {kept}, {literal(identity)})")
+            name = self.builder.assign("masked", f"{self.language.prefix}.where({lanes}, {kept}, {literal(identity)})")
             if not isinstance(x, str) and identity == 0:
                 counted[name] = x
             return name
@@ -267,13 +284,15 @@ class Folds:
             return (Apply(COMBINE[running.monoid.primitive], (_expr(before[0]), _expr(entered[0])), running.dtype),)
         return tuple(map(_expr, join(running.monoid, before, entered, self.builder.assign, running.exact)))
 
-    def _algebra(self, running: Running, ref: TileRef, counted: dict[str, Value]) -> TileAlgebra:
+    def _algebra(self, running: Running, ref: TileRef, counted: dict[str, Value], suffix: str = "") -> TileAlgebra:
         def folded(kind: str, value: Expr) -> RightSide:
             if kind == "sum" and value in counted:
                 return f"{literal(counted[value])} * {self._lane_count(running, ref, masked=True)}"
             return TileFold(kind, value, running.axes)
 
-        return TileAlgebra(self.builder.assign, folded, lambda: self._lane_count(running, ref, masked=False), running.exact)
+        own = ref.tag if self.row_loop and not running.fold.cols else ""  # columns have results of their own
+        name = self.fold_name(running, own + suffix)
+        return TileAlgebra(self.builder.assign, folded, lambda: self._lane_count(running, ref, masked=False), running.exact, name)
 
     def _lane_count(self, running: Running, ref: TileRef, masked: bool) -> str:
         """The number of lanes folded into one: all lanes, or those inside the mask.

@@ -21,6 +21,7 @@ from .gluon_mix_order import Accumulation, walk_from
 from .gluon_multi_cta import RowGroups, mailboxes
 from .kernel_ir import Expr, Layout, Name
 from .memory import Env, Memory
+from .names import SPLIT
 from .printer import Lowered
 from .rings import CopyRing, Ring, RowRing, end_barriers, make_barriers
 from .row_access import FIRST, AlignedRows, FlatRows, RowAccess
@@ -61,7 +62,7 @@ def _body(walks: RowWalks, copies: RowCopies, rows: Rows) -> None:
     along = chunk_vector(scope.kernel, scope.schedule)
     builder.add(Layout(Name("TILE"), (1, along), (1, 32), (1, scope.schedule.warps)))
     scope.count_rows()
-    _name_cta(scope)
+    _name_cta(scope, walks.at)
     copies.allocate()
     make_barriers(builder, ring.slots)
     walks.access.view_tails(copies.memory)
@@ -71,17 +72,16 @@ def _body(walks: RowWalks, copies: RowCopies, rows: Rows) -> None:
         walks.values.node(i, TileRef(), env)
     ring.fill()
     if walks.at.one_row:
-        builder.set("row", "part")
         walks.row(env, tiles)
     else:
         walks.loop(rows, env, tiles)
     end_barriers(builder, ring.slots)
 
 
-def _name_cta(scope: Scope) -> None:
-    """Name the index of this CTA, or of its group and its place there. A group writes one partial result."""
+def _name_cta(scope: Scope, at: Geometry) -> None:
+    """Name this CTA's row, or its share of the rows. A group of CTAs has one share and writes one partial result."""
     ctas, put = scope.schedule.ctas_per_row, scope.builder.set
-    put("part", "gl.program_id(0)" if ctas == 1 else f"gl.program_id(0) // {ctas}")
+    put("row" if at.one_row else SPLIT, "gl.program_id(0)" if ctas == 1 else f"gl.program_id(0) // {ctas}")
     if ctas > 1:
         put("cta_rank", f"gl.program_id(0) % {ctas}")
 

@@ -86,7 +86,7 @@ class Accumulation:
                 continue
             for k in range(self.at.cols.count):
                 start = k * self.at.cols.width
-                col = self.builder.assign(f"c{k}", f"{start} + lanes")
-                found.append(Segment(replace(tile.ref, col=col, col_start=str(start), tag=f"_{k}")))
-                self.numbers[f"_{k}"] = k
+                col = self.builder.assign(f"cols{k}", f"{start} + lanes")
+                found.append(Segment(replace(tile.ref, col=col, col_start=str(start), tag=f"_t{k}")))
+                self.numbers[f"_t{k}"] = k
         return found

@@ -29,6 +29,7 @@ from .folds import Running
 from .kernel_ir import CtaBarrier, Expr, If, Name, Poll, Publish, Received, Slot, Wait
 from .kernel_ir import Load as GlobalLoad
 from .memory import Env
+from .names import SPLIT
 from .rings import parity
 from .row_copies import READY
 from .row_walks import RowWalks
@@ -37,8 +38,8 @@ from .staged_values import RowNames, StagedRows
 from .tile_refs import Segment, TileRef
 
 NEXT = "_next"  # suffix of the names of the row whose first walk runs one iteration early
-NEXT_ROW = RowNames("r_next", "slot_next", "place_next")
-LATER_ROW = RowNames("r_later")  # the row after the next, whose scalars are loaded
+NEXT_ROW = RowNames("row_index_next", "slot_next", "first_chunk_next")
+LATER_ROW = RowNames("row_index_later")  # the row after the next, whose scalars are loaded
 
 
 def mailboxes(scope: Scope) -> Buffer:
@@ -65,8 +66,8 @@ class RowGroups:
 
     def open(self, env: Env, tiles: list[Segment]) -> None:
         """Load the scalars of two rows, and do the first walk over the first."""
-        self.current, self.next = self._prefetch_scalars("part"), self._prefetch_scalars(f"part + {self.at.split}")
-        self._first_walk("part", "turn", {**env, **self.current}, tiles)
+        self.current, self.next = self._prefetch_scalars(SPLIT), self._prefetch_scalars(f"{SPLIT} + {self.at.split}")
+        self._first_walk(SPLIT, "iteration", {**env, **self.current}, tiles)
 
     def row(self, outside: Env, tiles: list[Segment]) -> None:
         """The first walk over the next row, and the last walk over this one, once the states of all its CTAs are there."""
@@ -76,7 +77,7 @@ class RowGroups:
         at = walks.name_row("")
         walks.uniform(first, at, env)
         words = self._read_mailboxes()
-        self._first_walk(f"row + {self.at.split}", "(turn + 1)", {**outside, **self.next}, tiles)
+        self._first_walk(f"row + {self.at.split}", "(iteration + 1)", {**outside, **self.next}, tiles)
         self.builder.add(Poll(tuple(name for name, _ in words), tuple(load for _, load in words)))
         later = self._prefetch_scalars(f"row + {2 * self.at.split}")
         self._read_out([name for name, _ in words], at)
@@ -98,10 +99,10 @@ class RowGroups:
         env: Env = {}
         if self.scalars:
             self.builder.set("row_later", row)
-            self.builder.set("r_later", "row_later.to(gl.int64)" if self.scope.wide else "row_later")
+            self.builder.set("row_index_later", "row_later.to(gl.int64)" if self.scope.wide else "row_later")
             self.staging.names = LATER_ROW
             for i in self.scalars:
-                self.values.node(i, TileRef(row="r_later", row_mask=("row_later < row_count",)), env)
+                self.values.node(i, TileRef(row="row_index_later", row_mask=("row_later < row_count",)), env)
             self.staging.names = RowNames()
         return env
 
@@ -114,7 +115,7 @@ class RowGroups:
             self.accumulation.zeros(range(1), Name("row_next"))
             put("slot_next", f"{turn} % {slots}")
             if self.at.cols.count > 1:
-                put("place_next", f"slot_next * {self.at.cols.count}")
+                put("first_chunk_next", f"slot_next * {self.at.cols.count}")
             at = self.walks.name_row(NEXT)
             self.walks.uniform(walk, at, env)
             self.builder.add(Wait(Slot(READY, "slot_next"), parity(turn, slots)))
@@ -131,13 +132,16 @@ class RowGroups:
         assert len(states) == self.words
         for k, component in enumerate(states):
             own = "cta_rank" if self.words == 1 else f"(cta_rank * {self.words} + {k})" if k else f"cta_rank * {self.words}"
-            word = f"r_next * {self.ctas * self.words} + {own}"
+            word = f"row_index_next * {self.ctas * self.words} + {own}"
             self.builder.add(Publish(self.scope.mailboxes, word, component if isinstance(component, str) else literal(component)))
 
     def _read_mailboxes(self) -> list[tuple[Name, GlobalLoad]]:
         """Read the current row's mailboxes once: names, and the load that each is assigned from."""
         count = self.ctas * self.words
-        loads = [GlobalLoad(self.scope.mailboxes, (f"r * {count}", *([str(k)] if k else [])), volatile=True) for k in range(count)]
+        loads = [
+            GlobalLoad(self.scope.mailboxes, (f"row_index * {count}", *([str(k)] if k else [])), volatile=True)
+            for k in range(count)
+        ]
         return [(self.builder.assign(f"word{k}", load), load) for k, load in enumerate(loads)]
 
     def _read_out(self, words: list[Name], at: TileRef) -> None:
@@ -148,6 +152,7 @@ class RowGroups:
             dtypes = state.monoid.state_dtypes(state.dtype)
             for p in range(self.ctas):
                 here = words[p * self.words + first :]
-                parts.append(tuple(self.builder.assign(f"part{p}", Received(name, dtype)) for name, dtype in zip(here, dtypes)))
+                hint = f"{self.values.names[state.fold.node]}_cta{p}"
+                parts.append(tuple(self.builder.assign(hint, Received(name, dtype)) for name, dtype in zip(here, dtypes)))
             self.folds.leave(state, at, self.folds.join_states(state, parts))
             first += len(dtypes)

@@ -38,10 +38,11 @@ from .kernel_ir import (
 )
 from .kernel_ir import Loop as LoopKind
 from .memory import Env, Memory
+from .names import SPLIT
 from .printer import Lowered
 from .rings import end_barriers, make_barriers, parity
 from .row_access import columns
-from .row_copies import FIRST_FILL, READY, REFILL, FillNames
+from .row_copies import READY, FillNames
 from .scope import Scope
 from .source import GridDim
 from .steps import Steps, steps
@@ -51,6 +52,9 @@ from .values import Unstaged, Values
 # With at least this many rows per merge, a variance needs no compensation: it rounds no more than tiles of 64 rows do. Mean of
 # 65536 fp16 rows around 3, in 16 states: error 3.6e-7 with 4 rows per merge, 7.4e-7 with one.
 MIN_ROWS_PER_MERGE = 4
+
+FIRST_TILES = FillNames(Name("prologue_tile"), Name("prologue_in"), Name("prologue_slot"), Name("prologue_j"))
+NEXT_TILE = FillNames(Name("prefetch_tile"), Name("prefetch_in"), Name("slot"), Name("j"))
 
 
 def lower(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Lowered:
@@ -100,7 +104,9 @@ class ThreadFolds(Folds):
             return entered
         shape = [self.strips.rows_per_step, self._entering_shape(running, ref)[1]]
         held = (assign("held", f"{x}.reshape({[each, *shape]})") if isinstance(x, str) else x for x in entered)
-        within = TileAlgebra(assign, lambda kind, value: TileFold(kind, value, (0,)), each, running.exact)
+        within = TileAlgebra(
+            assign, lambda kind, value: TileFold(kind, value, (0,)), each, running.exact, self.fold_name(running, "_thread")
+        )
         return tuple(
             assign("own", f"gl.convert_layout({x}.reshape({shape}), TILE, assert_trivial=True)") if isinstance(x, str) else x
             for x in running.monoid.merge(within, *held)
@@ -133,7 +139,7 @@ class _StagedTiles:
         self.rings = {i: fresh(f"{name}_ring") for i, name in loads.items()}
         one = self.strips.count == 1
         self.parts = {i: self.rings[i] if one else fresh(f"{name}_strips") for i, name in loads.items()}
-        places = {i: Slot(part, "slot" if one else "place + k") for i, part in self.parts.items()}
+        places = {i: Slot(part, "slot" if one else "first_strip + k") for i, part in self.parts.items()}
         self.values = Values(memory, self.builder, StripReads(places))
         self.folds = ThreadFolds(scope.kernel, self.values, self.strips)
 
@@ -143,8 +149,8 @@ class _StagedTiles:
         """The whole kernel."""
         self._place()
         self._allocate()
-        with self.builder.block(For(FIRST_FILL.slot, "", str(self.slots), kind=LoopKind.UNROLLED)):
-            self._fill(FIRST_FILL, f"part + slot_early * {self.split}")
+        with self.builder.block(For(FIRST_TILES.slot, "", str(self.slots), kind=LoopKind.UNROLLED)):
+            self._fill(FIRST_TILES, f"{SPLIT} + prologue_slot * {self.split}")
         ref = self._columns()
         walk, env = self.steps.walks[0], Env()
         for i in walk.uniform:
@@ -156,7 +162,7 @@ class _StagedTiles:
         for state in running.values():
             self.folds.finish(state, ref)
         if self.scope.wide:
-            self.builder.set("part", "part.to(gl.int64)")
+            self.builder.set(SPLIT, f"{SPLIT}.to(gl.int64)")
         for i in self.steps.trailing:
             self.values.node(i, ref, env)
         end_barriers(self.builder, self.slots)
@@ -172,7 +178,7 @@ class _StagedTiles:
         put("tile_count", f"(row_count + {self.tall - 1}) // {self.tall}")
         blocks = -(-self.scope.extent // self.width)
         put("first_col", f"gl.program_id(0) % {blocks} * {self.width}")
-        put("part", f"gl.program_id(0) // {blocks}")
+        put(SPLIT, f"gl.program_id(0) // {blocks}")
 
     def _allocate(self) -> None:
         """Allocate rings, with views by tile and by strip, and mbarriers."""
@@ -189,49 +195,49 @@ class _StagedTiles:
         put, extent = self.builder.set, self.scope.extent
         put("lanes", f"gl.arange(0, {self.strips.height}, layout=gl.SliceLayout(1, TILE))[:, None]")
         cols = columns("first_col", self.width)
-        put("c", f"({cols}).to(gl.int64)" if self.scope.wide else cols)
+        put("cols", f"({cols}).to(gl.int64)" if self.scope.wide else cols)
         if extent % self.width == 0:
-            return TileRef(col="c", width=self.width, col_start="first_col")
-        mask = put("c_in", f"c < {extent}")
-        return TileRef(col="c", width=self.width, col_mask=(mask,), col_start="first_col")
+            return TileRef(col="cols", width=self.width, col_start="first_col")
+        mask = put("cols_in", f"cols < {extent}")
+        return TileRef(col="cols", width=self.width, col_mask=(mask,), col_start="first_col")
 
     # ---- tiles ---------------------------------------------------------------------------------------------------------
 
     def _turns(self, columns: TileRef, env: Env, running: dict[int, Running]) -> None:
         """All tiles of this CTA: whole tiles, then the partial last tile if this CTA owns it."""
-        self.builder.set("turn", "0")
-        with self.builder.block(For(Name("tile"), "part", "whole_tiles", self.split)):
+        self.builder.set("iteration", "0")
+        with self.builder.block(For(Name("tile"), SPLIT, "whole_tiles", self.split)):
             self._turn(columns, env, running, masked=False)
         if isinstance(self.scope.rows, int) and self.scope.rows % self.tall == 0:
             return
-        turns = f"(whole_tiles - part + {self.split - 1}) // {self.split}"
-        after = "whole_tiles" if self.split == 1 else f"part + {turns} * {self.split}"
+        turns = f"(whole_tiles - {SPLIT} + {self.split - 1}) // {self.split}"
+        after = "whole_tiles" if self.split == 1 else f"{SPLIT} + {turns} * {self.split}"
         with self.builder.block(For(Name("tile"), after, "tile_count", self.split)):
             self._turn(columns, env, running, masked=True)
 
     def _turn(self, columns: TileRef, env: Env, running: dict[int, Running], masked: bool) -> None:
         """Wait for a tile, read it, and refill its slot."""
         builder, count = self.builder, self.strips.count
-        builder.set("slot", f"turn % {self.slots}")
-        builder.add(Wait(Slot(READY, "slot"), parity("turn", self.slots)))
+        builder.set("slot", f"iteration % {self.slots}")
+        builder.add(Wait(Slot(READY, "slot"), parity("iteration", self.slots)))
         if count == 1:
             self._strip("", columns, dict(env), running, masked)
         else:
             builder.add(CtaBarrier())  # without this barrier Triton inserts one per strip
-            builder.set("place", f"slot * {count}")
+            builder.set("first_strip", f"slot * {count}")
             # The compiler must not know the trip count: it would unroll the loop and load all strips of a tile before adding any.
             with builder.block(For(Name("k"), "0", f"{count} + zero")):
                 self._strip(f" + k * {self.strips.height}", columns, dict(env), running, masked)
         builder.add(Release())
-        self._fill(REFILL, f"tile + {self.slots * self.split}")
-        builder.add(Advance(Name("turn"), 1))
+        self._fill(NEXT_TILE, f"tile + {self.slots * self.split}")
+        builder.add(Advance(Name("iteration"), 1))
 
     def _strip(self, below: Expr, columns: TileRef, env: Env, running: dict[int, Running], masked: bool) -> None:
         """One strip of a tile: compute its values and update the reductions."""
         walk, rows_at = self.steps.walks[0], f"tile * {self.tall}{below} + lanes"
-        self.builder.set("r_at", f"({rows_at}).to(gl.int64)" if self.scope.wide else rows_at)
-        mask = (self.builder.set("r_in", "r_at < row_count"),) if masked else ()
-        rows = TileRef(row="r_at", height=self.strips.height, row_mask=mask)
+        self.builder.set("rows", f"({rows_at}).to(gl.int64)" if self.scope.wide else rows_at)
+        mask = (self.builder.set("rows_in", "rows < row_count"),) if masked else ()
+        rows = TileRef(row="rows", height=self.strips.height, row_mask=mask)
         ref = columns.at_rows(rows)
         for i in walk.body:
             self.values.node(i, ref, env)

@@ -154,7 +154,7 @@ RightSide = Expr | Apply | Widen | Load | SharedLoad | TileFold | TwoSums | Rece
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """An assignment to a name, or to several. `src` is the line of user code that the value comes from."""
+    """An assignment to a name, or to several. `src` is a comment: the line of user code that the value comes from, or a note."""
 
     targets: tuple[Name, ...]
     value: RightSide

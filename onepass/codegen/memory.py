@@ -14,6 +14,7 @@ from ..plan.thread_layout import matches_tile_layout
 from . import kernel_ir as ir
 from .expr import is_bare, run_text, size_text
 from .kernel_ir import Expr, Language, Name
+from .names import SPLIT
 from .tile_refs import TileRef
 
 Env = dict[int, Expr]  # what each value in scope is called: a name or a literal
@@ -109,7 +110,7 @@ class Memory:
         cols = tuple(a for a in space.cols if a not in space.block) if by_block else space.cols
         col = self._block_index(ref) if by_block else ref.col
         split = PART in self.program.axis and PART not in (*space.rows, *space.cols, *space.batch)
-        sides = ((space.batch, "batch"), (space.rows, ref.row), (cols, col), ((PART,) if split else (), PART))
+        sides = ((space.batch, "batch"), (space.rows, ref.row), (cols, col), ((PART,) if split else (), SPLIT))
         return [
             run_text(index, run, by_block and side is cols) for side, index in sides for run in runs(self.program, side, strides)
         ]

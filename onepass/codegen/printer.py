@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -120,9 +121,14 @@ class Printer:
         """The kernel function."""
         self._line(f'@{self.language.jit}(do_not_specialize=["zero"])', 0)
         self._line(f"def {kernel.name}({', '.join(kernel.params)}):", 0)
-        self._line(f'"""{kernel.doc}"""', 1)
+        end = "\n" if "\n" in kernel.doc else ""
+        for line in f'"""{kernel.doc}{end}"""'.split("\n"):
+            self._line(line, 1 if line else 0)
+        start = len(self.lines)
         for each in kernel.body:
             self.statement(each, 1)
+        if legend := _legend("\n".join(self.lines[start:])):
+            self.lines.insert(start, f"{INDENT}# {legend}")
         return "\n".join(self.lines) + "\n"
 
     def block(self, header: str, body: Sequence[Statement], depth: int) -> None:
@@ -144,18 +150,19 @@ class Printer:
                 again = [ir.Assign((name,), load) for name, load in zip(node.words, node.loads)]
                 self.block("while " + " | ".join(f"({name} == 0)" for name in node.words), again, depth)
             case ir.Assign() | ir.Store():
-                self._line(self._assigned(node) if isinstance(node, ir.Assign) else self._stored(node), depth, node.src)
+                count = _reciprocal(node.value) if isinstance(node, ir.Assign) else ""
+                self._line(self._assigned(node) if isinstance(node, ir.Assign) else self._stored(node), depth, count, node.src)
             case ir.Release():
                 self.statement(ir.Fence(), depth)
                 self.statement(ir.CtaBarrier(), depth)
             case _:
                 self._line(self._simple(node), depth)
 
-    def _line(self, text: str, depth: int, src: str = "") -> None:
-        """Write one line, with a note where it is the first from a line of user code."""
-        note = f"  # {src}" if src and src not in self._noted else ""
-        self._noted.add(src)
-        self.lines.append(f"{INDENT * depth}{text}{note}")
+    def _line(self, text: str, depth: int, *notes: str) -> None:
+        """Write one line, with those notes that no line had before, such as the line of user code it is the first from."""
+        fresh = [note for note in notes if note and note not in self._noted]
+        self._noted.update(fresh)
+        self.lines.append(f"{INDENT * depth}{text}{'  # ' if fresh else ''}{'; '.join(fresh)}")
 
     def _range(self, node: ir.For) -> str:
         bounds = ", ".join(str(x) for x in (node.start, node.stop, node.step) if x not in ("", None))
@@ -235,6 +242,21 @@ def op_text(name: str, args: tuple[str, ...], gives: DType, exact: bool, languag
     if name == "neg" and gives.is_float:
         return f"{args[0]} * -1.0"  # Triton computes -x as 0 - x, which turns 0.0 into 0.0
     return _form(name, exact).format(*args, L=language.prefix, T=f"{language.prefix}.{gives.kernel}")
+
+
+def _legend(text: str) -> str:
+    """What the suffixes of names mean, for those that occur."""
+    meanings = ((r"\w_t\d", "NAME_tT: tile T of a row or column"), (r"\w_p\d", "NAME_pP: computed again in pass P, counted from 0"))
+    return "; ".join(meaning for pattern, meaning in meanings if re.search(pattern, text))
+
+
+def _reciprocal(value: RightSide) -> str:
+    """How a factor reads that is 1 / n for a large integer n, as in means; empty for others."""
+    if not isinstance(value, ir.Apply) or value.op != "mul" or not re.fullmatch(r"0\.0\d+|\d\.?\d*e-0[1-9]", value.args[-1]):
+        return ""
+    factor = float(value.args[-1])
+    count = round(1 / factor)
+    return f"1 / {count}" if count > 99 and factor in (1 / count, struct.unpack("f", struct.pack("f", 1 / count))[0]) else ""
 
 
 def _synchronization(node: Statement) -> str:

@@ -17,6 +17,7 @@ from functools import partial
 from ..plan.staged_rows import BARRIERS
 from .builder import Builder
 from .kernel_ir import Advance, Alloc, CtaBarrier, Expr, Fence, For, InitBarrier, Invalidate, Loop, Name, Release, Slot, Wait
+from .names import SPLIT
 from .row_access import REST
 from .row_copies import COPY_REFILL, FIRST_FILL, READY, REFILL, Geometry, RowCopies
 from .tile_refs import Segment
@@ -27,7 +28,7 @@ Visit = Callable[[Segment], None]  # does the work of one chunk
 def make_barriers(builder: Builder, slots: int) -> None:
     """Initialize one mbarrier per slot. The fence makes them visible to TMA, which uses the async proxy."""
     builder.add(Alloc(READY, "int64", (BARRIERS, 1), "mbarrier.MBarrierLayout()"))
-    index = Name("slot_first")
+    index = Name("each_slot")
     builder.add(For(index, "", str(slots), kind=Loop.UNROLLED, body=(InitBarrier(Slot(READY, index)),)), Fence())
 
 
@@ -38,7 +39,7 @@ def end_barriers(builder: Builder, slots: int) -> None:
     threads in reductions. The hardware does not allow that: H200, norm 16384x1024, one row per CTA, 4 to 27 rows per launch
     were wrong.
     """
-    index = Name("slot_first")
+    index = Name("each_slot")
     builder.add(For(index, "", str(slots), kind=Loop.UNROLLED, body=(Invalidate(Slot(READY, index)),)))
 
 
@@ -57,21 +58,21 @@ class RowRing:
     def fill(self) -> None:
         """Issue the copies of the first rows."""
         with self.builder.block(For(FIRST_FILL.slot, "", str(self.slots), kind=Loop.UNROLLED)):
-            self.copies.fill(FIRST_FILL, "part" if self.at.one_row else f"part + slot_early * {self.at.split}")
+            self.copies.fill(FIRST_FILL, "row" if self.at.one_row else f"{SPLIT} + prologue_slot * {self.at.split}")
 
     def start(self) -> None:
         """Rows are counted by turn."""
-        self.builder.set("turn", "0")
+        self.builder.set("iteration", "0")
 
     def enter_row(self) -> None:
         """Name the slot of the current row, and the index of its first chunk."""
-        self.builder.set("slot", f"turn % {self.slots}" if self.slots > 1 else "0")
+        self.builder.set("slot", f"iteration % {self.slots}" if self.slots > 1 else "0")
         if self.at.cols.count > 1:
-            self.builder.set("place", f"slot * {self.at.cols.count}")
+            self.builder.set("first_chunk", f"slot * {self.at.cols.count}")
 
     def arrive(self) -> None:
         """Wait for all copies of the current row."""
-        self.builder.add(Wait(Slot(READY, "slot"), "0" if self.at.one_row else parity("turn", self.slots)))
+        self.builder.add(Wait(Slot(READY, "slot"), "0" if self.at.one_row else parity("iteration", self.slots)))
 
     def visit(self, tiles: list[Segment], chunk: Visit, first: bool, last: bool) -> None:
         """Visit every chunk. With one slot, the last walk refills every part of it that all threads have read."""
@@ -131,7 +132,7 @@ class RowRing:
     def advance(self) -> None:
         """Count the row."""
         if not self.at.one_row:
-            self.builder.add(Advance(Name("turn"), 1))
+            self.builder.add(Advance(Name("iteration"), 1))
 
 
 def chunks_of_copy(count: int) -> For:
@@ -150,17 +151,17 @@ class CopyRing:
         """Issue the first copies."""
         per_row = self.at.copies_per_row
         with self.builder.block(For(FIRST_FILL.slot, "", str(self.slots), kind=Loop.UNROLLED)):
-            self.copies.expect(FIRST_FILL, f"part + slot_early // {per_row} * {self.at.split}")
-            self.copies.copy(FIRST_FILL, f"slot_early % {per_row}")
+            self.copies.expect(FIRST_FILL, f"{SPLIT} + prologue_slot // {per_row} * {self.at.split}")
+            self.copies.copy(FIRST_FILL, f"prologue_slot % {per_row}")
 
     def start(self) -> None:
         """Copies are numbered over all rows of a CTA."""
-        self.builder.set("number", "0")
+        self.builder.set("copies_done", "0")
 
     def enter_row(self) -> None:
         """Name the slot of the row's first copy, and its parity."""
-        self.builder.set("first", f"number % {self.slots}")
-        self.builder.set("phase", f"number // {self.slots} & 1")
+        self.builder.set("first_slot", f"copies_done % {self.slots}")
+        self.builder.set("phase", f"copies_done // {self.slots} & 1")
 
     def arrive(self) -> None:
         """The first walk waits for each copy."""
@@ -188,22 +189,22 @@ class CopyRing:
                 self._next_copy(counter)
 
     def _enter_copy(self, number: int | Name, waits: bool) -> None:
-        """Name the slot `at` of a copy and wait for the copy.
+        """Name the slot of a copy and wait for the copy.
 
-        `place` is where the row's first chunk would be if the row's chunks were contiguous around this copy.
+        `first_chunk` is where the row's first chunk would be if the row's chunks were contiguous around this copy.
         """
         put, phase = self.builder.set, "phase"
         if number == 0:
-            put("at", "first")
-            put("place", f"at * {self.at.chunks_per_copy}")
+            put("copy_slot", "first_slot")
+            put("first_chunk", f"copy_slot * {self.at.chunks_per_copy}")
         else:
-            put("at", f"first + {number}")
-            put("over", f"at >= {self.slots}")
-            put("at", f"gl.where(over, at - {self.slots}, at)")
-            put("place", f"(at - {number}) * {self.at.chunks_per_copy}")
-            phase = "phase ^ over"
+            put("copy_slot", f"first_slot + {number}")
+            put("wrapped", f"copy_slot >= {self.slots}")
+            put("copy_slot", f"gl.where(wrapped, copy_slot - {self.slots}, copy_slot)")
+            put("first_chunk", f"(copy_slot - {number}) * {self.at.chunks_per_copy}")
+            phase = "phase ^ wrapped"
         if waits:
-            self.builder.add(Wait(Slot(READY, "at"), phase))
+            self.builder.add(Wait(Slot(READY, "copy_slot"), phase))
 
     def _next_copy(self, number: int | Name) -> None:
         """After the last read of a copy, issue the next copy into its slot.
@@ -216,8 +217,8 @@ class CopyRing:
             later = number + self.slots
             turns, part = str(later // self.at.copies_per_row * self.at.split), later % self.at.copies_per_row
         else:
-            self.builder.set("later", f"{number} + {self.slots}")
-            turns, part = f"later // {self.at.copies_per_row} * {self.at.split}", f"later % {self.at.copies_per_row}"
+            self.builder.set("next_copy", f"{number} + {self.slots}")
+            turns, part = f"next_copy // {self.at.copies_per_row} * {self.at.split}", f"next_copy % {self.at.copies_per_row}"
         self.copies.expect(COPY_REFILL, f"row + {turns}")
         self.builder.add(Release())
         self.copies.copy(COPY_REFILL, part)
@@ -227,7 +228,7 @@ class CopyRing:
 
     def advance(self) -> None:
         """Count the copies of the row."""
-        self.builder.add(Advance(Name("number"), self.at.copies_per_row))
+        self.builder.add(Advance(Name("copies_done"), self.at.copies_per_row))
 
 
 Ring = RowRing | CopyRing

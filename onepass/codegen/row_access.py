@@ -69,15 +69,15 @@ class AlignedRows:
         self.builder.set("lanes", columns(f"cta_rank * {self._part}" if self._part else "", width))
         found = [Segment(TileRef(col="lanes", width=width, col_start="0"))]
         if count > 1:
-            whole = TileRef(col="c_at", width=width, col_start=f"k * {width}")
-            found = [Segment(whole, (named("c_at", f"k * {width} + lanes"),), For(Name("k"), "0", str(count)))]
+            whole = TileRef(col="cols", width=width, col_start=f"k * {width}")
+            found = [Segment(whole, (named("cols", f"k * {width} + lanes"),), For(Name("k"), "0", str(count)))]
         if rest:
             start = width * count
-            self.builder.set("c_rest", columns(start, rest))
-            ref = TileRef(col="c_rest", width=rest, col_start=str(start), tag=REST)
+            self.builder.set("cols_rest", columns(start, rest))
+            ref = TileRef(col="cols_rest", width=rest, col_start=str(start), tag=REST)
             if start + rest > self.scope.extent:
-                self.builder.set("c_rest_in", f"c_rest < {self.scope.extent}")
-                ref = replace(ref, col_mask=(Name("c_rest_in"),), col_count=str(self.scope.extent - start))
+                self.builder.set("cols_rest_in", f"cols_rest < {self.scope.extent}")
+                ref = replace(ref, col_mask=(Name("cols_rest_in"),), col_count=str(self.scope.extent - start))
             found.append(Segment(ref))
         return found
 
@@ -140,45 +140,45 @@ class FlatRows:
         width, count, rest, extent = self.cols.width, self.cols.count, self.cols.rest, self.scope.extent
         start = width * count
         self.builder.set("lanes", columns("", width))
-        self.builder.set("u_rest", columns(start, rest))
+        self.builder.set("pos_rest", columns(start, rest))
         last = f"(row_count{self._wide} - 1) * {self._stride}"
         self.builder.set("covered", f"({last} + {extent}) // {PIECE_ELEMS} * {PIECE_ELEMS}")
         first = TileRef(
-            col="c_first", width=width, col_mask=(Name("first_in"),), col_count=f"({width} - before)", aligned="lanes", tag=FIRST
+            col="cols_first", width=width, col_mask=(Name("first_in"),), col_count=f"({width} - before)", aligned="lanes", tag=FIRST
         )
-        whole = TileRef(col="c_at", width=width, col_start=f"k * {width}", aligned="u_at")
+        whole = TileRef(col="cols", width=width, col_start=f"k * {width}", aligned="pos")
         behind = TileRef(
-            col="c_rest",
+            col="cols_rest",
             width=rest,
             col_start=str(start),
-            col_mask=(Name("c_rest_in"),),
-            aligned="u_rest",
+            col_mask=(Name("cols_rest_in"),),
+            aligned="pos_rest",
             tag=REST,
             col_count=f"({extent - start} + before)",
         )
-        found = [Segment(first, (named("c_first", "lanes - shift"), named("first_in", "lanes >= shift")))]
+        found = [Segment(first, (named("cols_first", "lanes - shift"), named("first_in", "lanes >= shift")))]
         if count > 1:
-            prepare = named("u_at", f"k * {width} + lanes"), named("c_at", "u_at - shift")
+            prepare = named("pos", f"k * {width} + lanes"), named("cols", "pos - shift")
             found.append(Segment(whole, prepare, For(Name("k"), "1", str(count)), first=1))
-        prepare = named("c_rest", "u_rest - shift"), named("c_rest_in", f"u_rest < shift + {extent}")
+        prepare = named("cols_rest", "pos_rest - shift"), named("cols_rest_in", f"pos_rest < shift + {extent}")
         return [*found, Segment(behind, prepare)]
 
     def enter_row(self) -> None:
         """Name the row's first element, its place in its first piece, and that piece's first element."""
-        self.builder.set("row_at", f"r * {self._stride}")
-        self.builder.set("before", self._narrowed(f"row_at % {PIECE_ELEMS}"))
-        self.builder.set("sector", f"row_at // {PIECE_ELEMS} * {PIECE_ELEMS}")
+        self.builder.set("row_offset", f"row_index * {self._stride}")
+        self.builder.set("before", self._narrowed(f"row_offset % {PIECE_ELEMS}"))
+        self.builder.set("sector", f"row_offset // {PIECE_ELEMS} * {PIECE_ELEMS}")
 
     def patch_tail(self) -> None:
         """Store the elements that the flat view leaves out into the slot, where the walks read them."""
         start, pieces = self.cols.width * self.cols.count, self.cols.rest // PIECE_ELEMS
-        self.builder.set("left_out", f"row_at + {self.scope.extent} - covered")
-        with self.builder.block(If("left_out > 0")):
-            self.builder.set("at_end", columns("", PIECE_ELEMS, "PIECE"))
-            self.builder.set("end", f"slot * {pieces} + ({self._narrowed('covered - sector')} - {start}) // {PIECE_ELEMS}")
+        self.builder.set("tail_elems", f"row_offset + {self.scope.extent} - covered")
+        with self.builder.block(If("tail_elems > 0")):
+            self.builder.set("tail_lanes", columns("", PIECE_ELEMS, "PIECE"))
+            self.builder.set("tail_piece", f"slot * {pieces} + ({self._narrowed('covered - sector')} - {start}) // {PIECE_ELEMS}")
             for i, name in self._ends.items():
-                there = Load(pointer(self.scope.load_of(i)), ("covered", "at_end"), ("at_end < left_out",), "0")
-                self.builder.add(SharedStore(Slot(name, "end"), there, (1, PIECE_ELEMS)))
+                there = Load(pointer(self.scope.load_of(i)), ("covered", "tail_lanes"), ("tail_lanes < tail_elems",), "0")
+                self.builder.add(SharedStore(Slot(name, "tail_piece"), there, (1, PIECE_ELEMS)))
 
     def enter_walk(self, walk: int) -> None:
         """`shift` equals `before`, but the compiler cannot tell, so it does not keep masks in registers across walks."""

@@ -76,9 +76,9 @@ class FillNames:
     counter: Name
 
 
-FIRST_FILL = FillNames(Name("early"), Name("early_inside"), Name("slot_early"), Name("j_early"))
-REFILL = FillNames(Name("ahead"), Name("inside"), Name("slot"), Name("j"))
-COPY_REFILL = FillNames(Name("ahead"), Name("inside"), Name("at"), Name("j"))  # where the ring holds copies
+FIRST_FILL = FillNames(Name("prologue_row"), Name("prologue_in"), Name("prologue_slot"), Name("prologue_j"))
+REFILL = FillNames(Name("prefetch_row"), Name("prefetch_in"), Name("slot"), Name("j"))
+COPY_REFILL = FillNames(Name("prefetch_row"), Name("prefetch_in"), Name("copy_slot"), Name("j"))  # where the ring holds copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class RowCopies:
 
     def _named(self, i: int) -> RowMemory:
         buffer, fresh = self.scope.load_of(i).buffer, self.builder.fresh
-        ring, tiles, rest, rest_tile = (fresh(f"{buffer}_{what}") for what in ("ring", "tiles", "rest", "rest_tile"))
+        ring, tiles, rest, rest_tile = (fresh(f"{buffer}_{what}") for what in ("ring", "tiles", "rest_ring", "rest_tile"))
         by_chunk = fresh(f"{buffer}_chunks") if self.at.chunks_per_copy > 1 else ring
         cols = self.at.cols
         widths = cols.width, cols.width * self.at.chunks_per_copy, cols.rest

@@ -10,6 +10,7 @@ from .folds import Running
 from .gluon_mix_order import Accumulation
 from .kernel_ir import CtaBarrier, For, Name
 from .memory import Env
+from .names import SPLIT
 from .rings import Ring
 from .row_access import RowAccess
 from .staged_values import RowParts
@@ -44,7 +45,7 @@ class RowWalks:
         self.values.in_row_loop = self.accumulation is not None
         self.ring.start()
         rows.open(env, tiles)
-        with self.builder.block(For(Name("row"), "part", "row_count", self.at.split)):
+        with self.builder.block(For(Name("row"), SPLIT, "row_count", self.at.split)):
             rows.row(env, tiles)
         self.values.in_row_loop = False
         if self.accumulation:
@@ -76,9 +77,9 @@ class RowWalks:
 
     def name_row(self, tag: str) -> TileRef:
         """Name the index of a row."""
-        self.builder.set(f"r{tag}", f"row{tag}.to(gl.int64)" if self.scope.wide else f"row{tag}")
-        self.builder.set(f"r_at{tag}", f"r{tag} + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
-        return TileRef(row=f"r_at{tag}")
+        self.builder.set(f"row_index{tag}", f"row{tag}.to(gl.int64)" if self.scope.wide else f"row{tag}")
+        self.builder.set(f"rows{tag}", f"row_index{tag} + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
+        return TileRef(row=f"rows{tag}")
 
     def uniform(self, walk: Walk, at: TileRef, env: Env) -> None:
         """The values that do not vary along a row, except those in scope already."""

@@ -12,7 +12,7 @@ from ..plan.schedule import Schedule
 from . import kernel_ir as ir
 from .builder import Builder
 from .expr import GLUON, size_factor, size_text
-from .names import GLUON_NAMES
+from .names import GLUON_NAMES, description
 from .printer import Lowered
 from .source import GridDim, Param, ParamKind, Source, TensorView
 
@@ -63,7 +63,9 @@ class Scope:
     ) -> Lowered:
         """The finished kernel. `cleared` are extra buffers; `reads_staged`: it also reads staged loads by address."""
         params = self._params(tuple(maps), cleared, reads_staged)
-        kernel = ir.Kernel(self.name, str(self.schedule), tuple(p.text_name for p in params), self.builder.done(), GLUON)
+        kernel = ir.Kernel(
+            self.name, description(self.kernel, self.schedule), tuple(p.text_name for p in params), self.builder.done(), GLUON
+        )
         fresh = frozenset(b.name for b in (*self.program.buffers, *cleared) if b.role != "input")
         blank = Source(
             self.name,

@@ -31,9 +31,9 @@ class RowParts:
 class RowNames:
     """Variables of a row: its index, its slot in the ring, and the index of its first chunk there."""
 
-    row: Expr = "r"
+    row: Expr = "row_index"
     slot: Expr = "slot"
-    place: Expr = "place"
+    first_chunk: Expr = "first_chunk"
 
 
 class StagedRows:
@@ -58,7 +58,7 @@ class StagedRows:
         if ref.tag == REST:
             slot, box = Slot(ring.rest, names.slot), ring.rest_box
         else:
-            at = f"{names.place} + {self._numbers[ref.tag]}" if self._count > 1 else names.slot
+            at = f"{names.first_chunk} + {self._numbers[ref.tag]}" if self._count > 1 else names.slot
             slot, box = Slot(ring.chunks, at), ring.chunk
         return SharedLoad(slot, () if len(box) == 2 else (ref.height, ref.width))
 

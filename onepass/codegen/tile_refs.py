@@ -52,14 +52,19 @@ class Segment:
 class Side:
     """One side of the iteration space: its extent, its role, and how it maps to the lanes of a tile."""
 
-    letter: str  # "r" or "c"
+    what: str  # "row" or "col"
     extent: Size
     role: Role
     wide: bool  # 64-bit indices
     max_contiguous: int | None = None  # limit of a thread's vector width, if any
 
+    @property
+    def indices(self) -> Name:
+        """What the indices of a tile are called."""
+        return Name(f"{self.what}s")
+
     def lanes(self, width: int) -> str:
-        along = "[:, None]" if self.letter == "r" else "[None, :]"
+        along = "[:, None]" if self.what == "row" else "[None, :]"
         counted = f"tl.arange(0, {width})"
         if self.max_contiguous is not None and width > self.max_contiguous:
             counted = f"tl.max_contiguous({counted}, {self.max_contiguous})"
@@ -70,7 +75,7 @@ class Side:
     ) -> TileRef:
         """`ref` with a tile of this side. `inside` is its mask and the number of lanes inside."""
         mask, count = ((inside[0],), inside[1]) if inside else ((), None)
-        if self.letter == "r":
+        if self.what == "row":
             return replace(ref, row=index, height=width, row_mask=mask, row_count=count, tag=ref.tag + tag)
         return replace(ref, col=index, col_start=start, width=width, col_mask=mask, col_count=count, tag=ref.tag + tag)
 
@@ -83,28 +88,28 @@ def named(name: str, value: Expr) -> Assign:
 def block(side: Side, ref: TileRef, builder: Builder, pid: str) -> TileRef:
     """The tile of a CTA on a side with role Block."""
     assert isinstance(side.role, Block)
-    size, letter = side.role.size, side.letter
+    size, indices = side.role.size, side.indices
     start = f"{pid} * {size}" if size > 1 else pid
-    builder.set(letter, f"{start} + {side.lanes(size)}")
+    builder.set(indices, f"{start} + {side.lanes(size)}")
     if size == 1 or (isinstance(side.extent, int) and side.extent % size == 0):
-        return side.place(ref, letter, start, size)
+        return side.place(ref, indices, start, size)
     extent = size_text(side.extent)
-    mask = builder.set(f"{letter}_in", f"{letter} < {extent}")
-    return side.place(ref, letter, start, size, (mask, f"tl.minimum({extent} - {start}, {size})"))
+    mask = builder.set(f"{indices}_in", f"{indices} < {extent}")
+    return side.place(ref, indices, start, size, (mask, f"tl.minimum({extent} - {start}, {size})"))
 
 
 def cover(side: Side, ref: TileRef, builder: Builder) -> list[Segment]:
     """All tiles of a side with role Cover. Their indices are computed once, before any loop."""
     assert isinstance(side.role, Cover) and isinstance(side.extent, int)
-    segments, start = [], 0
+    segments, start, alone = [], 0, len(side.role.tiles) == 1
     for k, width in enumerate(side.role.tiles):
-        hint = f"{side.letter}{k}" if len(side.role.tiles) > 1 else f"{side.letter}_all"
-        name = builder.assign(hint, f"{start} + {side.lanes(width)}" if start else side.lanes(width))
+        name = Name(side.indices) if alone else builder.fresh(f"{side.indices}{k}")
+        builder.set(name, f"{start} + {side.lanes(width)}" if start else side.lanes(width))
         inside = None
         if start + width > side.extent:
-            mask = builder.assign(f"{name}_in", f"{name} < {side.extent}")
+            mask = builder.set(f"{name}_in" if alone else builder.fresh(f"{name}_in"), f"{name} < {side.extent}")
             inside = mask, str(max(0, side.extent - start))
-        segments.append(Segment(side.place(ref, name, str(start), width, inside, f"_{k}" if len(side.role.tiles) > 1 else "")))
+        segments.append(Segment(side.place(ref, name, str(start), width, inside, "" if alone else f"_t{k}")))
         start += width
     return segments
 
@@ -112,8 +117,8 @@ def cover(side: Side, ref: TileRef, builder: Builder) -> list[Segment]:
 def loop(side: Side, ref: TileRef, builder: Builder, part: str | None, stages: int) -> list[Segment]:
     """A peeled loop: whole tiles without a mask, then a masked tail. With `part`, CTAs take tiles in turn."""
     assert isinstance(side.role, schedule.Loop)
-    step, letter, split = side.role.step, side.letter, side.role.split
-    start, index, mask = (builder.fresh(f"{letter}_{what}") for what in ("start", "at", "at_in"))
+    step, index, split = side.role.step, side.indices, side.role.split
+    start, mask = Name(side.what if step == 1 else f"{side.what}_start"), Name(f"{index}_in")
     extent = size_text(side.extent)
     whole = str(side.extent // step * step) if isinstance(side.extent, int) else f"{extent} // {step} * {step}"
     if step == 1:
@@ -148,11 +153,11 @@ def sectors(side: Side, ref: TileRef, sector_elems: int, stages: int, builder: B
     segments = [_edges(side, ref, sector_elems)]
 
     def tile(start: str, width: int, masked: bool, tag: str, header: For | None = None) -> Segment:
-        u, c, mask = (builder.fresh(f"{name}{tag}") for name in ("u", "c", "in"))
-        prepare = [named(u, f"{start} + {side.lanes(width)}"), named(c, f"{u} - before")]
-        prepare += [named(mask, f"{u} < whole")] if masked else []
+        pos, cols, mask = (builder.fresh(f"{name}{tag}") for name in ("pos", "cols", "in"))
+        prepare = [named(pos, f"{start} + {side.lanes(width)}"), named(cols, f"{pos} - before")]
+        prepare += [named(mask, f"{pos} < whole")] if masked else []
         inside = (mask, f"tl.minimum(tl.maximum(whole - {start}, 0), {width})") if masked else None
-        return Segment(replace(side.place(ref, c, start, width, inside, tag), aligned=u), tuple(prepare), header)
+        return Segment(replace(side.place(ref, cols, start, width, inside, tag), aligned=pos), tuple(prepare), header)
 
     match side.role:
         case Cover(tiles):
@@ -162,8 +167,8 @@ def sectors(side: Side, ref: TileRef, sector_elems: int, stages: int, builder: B
                 start += width
         case schedule.Loop(step=step):
             builder.set("last", f"{sector_elems} + (whole - {sector_elems}) // {step} * {step}")
-            header = For(Name("u_start"), str(sector_elems), "last", step, Loop.PIPELINED, stages)
-            segments.append(tile("u_start", step, False, "_main", header))
+            header = For(Name("pos_start"), str(sector_elems), "last", step, Loop.PIPELINED, stages)
+            segments.append(tile("pos_start", step, False, "_main", header))
             segments.append(tile("last", step, True, "_tail"))
         case _:
             raise AssertionError("rows are read from sector starts only where they are walked")
@@ -175,12 +180,12 @@ def _edges(side: Side, ref: TileRef, sector_elems: int) -> Segment:
     extent = size_text(side.extent)
     prepare = (
         named("lane", side.lanes(2 * sector_elems)),
-        named("u_edge", f"tl.where(lane < {sector_elems}, lane, whole + lane - {sector_elems})"),
-        named("c_edge", "u_edge - before"),
-        named("edge_in", f"(c_edge >= 0) & (c_edge < {extent})"),
+        named("pos_edge", f"tl.where(lane < {sector_elems}, lane, whole + lane - {sector_elems})"),
+        named("cols_edge", "pos_edge - before"),
+        named("edge_in", f"(cols_edge >= 0) & (cols_edge < {extent})"),
     )
     inside = Name("edge_in"), f"({extent} - (whole - {sector_elems}))"
-    return Segment(replace(side.place(ref, "c_edge", "0", 2 * sector_elems, inside, "_edge"), aligned="u_edge"), prepare)
+    return Segment(replace(side.place(ref, "cols_edge", "0", 2 * sector_elems, inside, "_edge"), aligned="pos_edge"), prepare)
 
 
 def _least_whole(extent: Size, sector_elems: int) -> int:

@@ -8,7 +8,6 @@ from functools import partial
 
 from ..ir.program import Load, Node, Store
 from ..ir.size import Bindings
-from ..plan.access import PART
 from ..plan.kernel import Kernel
 from ..plan.schedule import Block, Cover, Loop, Schedule
 from . import kernel_ir as ir
@@ -17,7 +16,7 @@ from .builder import Builder
 from .expr import TRITON, size_factor, size_text
 from .folds import Folds, Running
 from .memory import Env, Memory
-from .names import TRITON_NAMES
+from .names import SPLIT, TRITON_NAMES, description
 from .printer import Lowered
 from .row_loop import RowLoop, zero_of_row
 from .source import GridDim, Param, ParamKind, Source
@@ -43,9 +42,9 @@ class _Tiles:
         self.folds = Folds(kernel, self.values, self.steps.row_loop)
         self.row_loop = RowLoop(self.steps, self.values, self.folds)
         far_cols = wide and any(_strided_cols(kernel, n) for n in self.program.nodes)
-        self.rows = Side("r", self.program.extent(kernel.space.rows), schedule.rows, wide)
-        self.cols = Side("c", self.program.extent(kernel.space.cols), schedule.cols, far_cols, schedule.vector_limit or None)
-        self.part = PART if schedule.splits > 1 else None
+        self.rows = Side("row", self.program.extent(kernel.space.rows), schedule.rows, wide)
+        self.cols = Side("col", self.program.extent(kernel.space.cols), schedule.cols, far_cols, schedule.vector_limit or None)
+        self.part = SPLIT if schedule.splits > 1 else None
 
     # ---- the whole kernel ----------------------------------------------------------------------------------------------
 
@@ -55,7 +54,9 @@ class _Tiles:
         grid = self._grid()
         self._body()
         fresh = frozenset(b.name for b in self.program.buffers if b.role != "input")
-        lowered = ir.Kernel(self.name, str(self.schedule), tuple(p.text_name for p in params), self.builder.done(), TRITON)
+        lowered = ir.Kernel(
+            self.name, description(self.kernel, self.schedule), tuple(p.text_name for p in params), self.builder.done(), TRITON
+        )
         blank = Source(self.name, "", params, grid, self.schedule.warps, self.schedule.stages, wide_index=self.wide, fresh=fresh)
         return Lowered(lowered, blank)
 
@@ -71,7 +72,7 @@ class _Tiles:
         if isinstance(self.schedule.cols, Block):
             dims.append(("col_block", GridDim(self.cols.extent, self.schedule.cols.size)))
         if self.part:
-            dims.append((PART, GridDim(self.schedule.splits)))
+            dims.append((SPLIT, GridDim(self.schedule.splits)))
         if isinstance(self.schedule.rows, Block) and self.kernel.space.rows:
             dims.append(("row_block", GridDim(self.rows.extent, self.schedule.rows.size)))
         if self.kernel.space.batch:
@@ -124,9 +125,9 @@ class _Tiles:
     def _sector_start(self) -> None:
         sector_elems, stride = self.schedule.sector_elems, self.values.memory.sector_row_stride
         assert stride is not None
-        self.builder.set("row_at", f"{'row_block' if self.kernel.space.rows else '0'} * {size_text(stride)}")
-        self.builder.set("before", f"row_at % {sector_elems}")
-        self.builder.set("sector", f"row_at // {sector_elems} * {sector_elems}")
+        self.builder.set("row_offset", f"{'row_block' if self.kernel.space.rows else '0'} * {size_text(stride)}")
+        self.builder.set("before", f"row_offset % {sector_elems}")
+        self.builder.set("sector", f"row_offset // {sector_elems} * {sector_elems}")
 
     def _walks(self, ref: TileRef, env: Env, tiles: list[Segment], accumulated: dict[int, Running]) -> None:
         """All walks in order, each after its uniform values."""

@@ -18,10 +18,12 @@ from ..ir.program import Const, Index, Load, Op, Reduce, Result, Store, operands
 from ..plan.kernel import Across
 from .builder import Builder
 from .expr import TileAlgebra, literal, scaled_literal
-from .kernel_ir import Apply, Expr, RightSide, SharedLoad, TileFold, Widen
+from .kernel_ir import Apply, Expr, Name, RightSide, SharedLoad, TileFold, Widen
 from .memory import Env, Memory
 from .names import value_names
 from .tile_refs import TileRef
+
+OPAQUE = "always 0, but the compiler cannot know: each pass widens again instead of keeping fp32"
 
 
 class Staging(Protocol):
@@ -71,6 +73,8 @@ class Values:
         self._tolerant = may_be_approximate(self.program)
         self.held: dict[tuple[int, str], Expr] = {}  # loads kept in registers, by node and tile
         self._hidden: set[tuple[int, str]] = set()  # held loads whose next widening takes a zero, by node and tile
+        self._zeros: dict[int, Name] = {}  # opaque zeros, by walk
+        self._first_walk: dict[str, int] = {}  # in which walk a name was first used
         self.results: dict[int, State] = {}  # results of finished reductions
         self.walk = 0  # index of the current walk
         self.in_row_loop = False  # inside a row loop, values loaded before the loop count as held
@@ -79,7 +83,13 @@ class Values:
         """Make a zero for every walk, each opaque to the compiler, so that it does not reuse the values of an earlier walk."""
         if any(map(self._narrow, held)):
             for p in walks:
-                self.builder.set(f"zero{p}", f"({zero(p)}).to({self.language.prefix}.int32)")
+                self.builder.set(self._zero(p), f"({zero(p)}).to({self.language.prefix}.int32)", OPAQUE)
+
+    def _zero(self, walk: int) -> Name:
+        """The opaque zero of a walk. A user's value may have the same name."""
+        if walk not in self._zeros:
+            self._zeros[walk] = self.builder.fresh(f"zero{walk}")
+        return self._zeros[walk]
 
     # ---- residency ---------------------------------------------------------------------------------------------------
 
@@ -133,9 +143,9 @@ class Values:
         if self._only_widened(i):
             self._hidden.add((i, ref.tag))
             return name
-        of, bits = self.language.prefix, f"int{8 * dtype.size}"
-        text = f"({name}.to({of}.{bits}, bitcast=True) ^ zero{self.walk}.to({of}.{bits})).to({of}.{dtype.kernel}, bitcast=True)"
-        return self.builder.assign(f"{node.buffer}{ref.tag}_again", text)
+        of, bits, zero = self.language.prefix, f"int{8 * dtype.size}", self._zero(self.walk)
+        text = f"({name}.to({of}.{bits}, bitcast=True) ^ {zero}.to({of}.{bits})).to({of}.{dtype.kernel}, bitcast=True)"
+        return self.builder.assign(self._hint(i, ref), text)
 
     def _only_widened(self, i: int) -> bool:
         """Whether all uses of a value widen it to float32 by `widen`."""
@@ -172,7 +182,7 @@ class Values:
     def node(self, i: int, ref: TileRef, env: Env) -> None:
         """Build one node for a tile and record its name."""
         node, assign = self.program.nodes[i], self.builder.assign
-        hint = self.names[i] + ref.tag
+        hint = self._hint(i, ref)
         match node:
             case Const():
                 env[i] = scaled_literal(node.value, node.scale, node.dtype, self.language)
@@ -191,6 +201,11 @@ class Values:
                 for part in self.staging.store_parts(node, ref):
                     self.builder.add(self.memory.store(i, node, part, env, self.staging.first_rows))
 
+    def _hint(self, i: int, ref: TileRef) -> str:
+        """The name of a value of a tile, with the number of the pass if an earlier pass has computed it."""
+        name = self.names[i] + ref.tag
+        return name if self._first_walk.setdefault(name, self.walk) == self.walk else f"{name}_p{self.walk}"
+
     def _loaded(self, i: int, node: Load, ref: TileRef, env: Env, hint: str) -> Expr:
         """A load's value: held in registers, read from shared memory, or loaded."""
         held = self.held.get((i, ref.tag))
@@ -207,7 +222,7 @@ class Values:
         if node.name == "cast" and node.dtype.is_float8 and self.program.dtypes[node.args[0]] is F64:
             args = [f"{args[0]}.to({self.language.prefix}.float32)"]  # as torch converts it; Triton has no direct conversion
         if self._widens(i) and not self._only_compared(i):
-            return Widen(args[0], f"zero{self.walk}" if (node.args[0], ref.tag) in self._hidden else "")
+            return Widen(args[0], self._zero(self.walk) if (node.args[0], ref.tag) in self._hidden else "")
         exact, row = self.is_exact(i), OPS[node.name]
         if not row.takes_literals or exact and row.exact or all(isinstance(self.program.nodes[a], Const) for a in node.args):
             args = [memory.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
@@ -234,7 +249,7 @@ class Values:
         of, each, assign = self.language.prefix, 1 / count, self.builder.assign
         if frexp(count)[0] == 0.5:
             return f"{total} * {each!r}"
-        first = assign("first", f"{total} * {each!r}")
+        first = assign("first", f"{total} * {each!r}", f"1 / {count:.15g}")
         remainder = assign("remainder", f"{of}.fma({first}, {-count!r}, {total})")
         return f"{of}.where({remainder} == {remainder}, {of}.fma({remainder}, {each!r}, {first}), {first})"
 

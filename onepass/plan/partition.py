@@ -322,8 +322,8 @@ class Search:
         apart = found.us
         fused = found.plan.cost.us + last_block_cost(states, schedule.splits, length)
         if fused >= apart:
-            detail = f"the last CTA alone would read {schedule.splits} partial rows of {length} elements"
-            between = (self._label(group), "the sum of its partial results")
+            detail = f"the last CTA would have to read all {schedule.splits} partial rows of {length} elements"
+            between = (self._label(group), "the join of its partial results")
             self.refusals.append(Refusal(Reason.SLOWER, between, detail, fused, apart))
 
     def assemble(self, groups: list[frozenset[int]], instead: Mapping[frozenset[int], Scored]) -> Plan:

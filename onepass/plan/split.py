@@ -134,7 +134,9 @@ def halves(kernel: Kernel, splits: int, order: tuple[str, ...]) -> Halves:
             for k, dtype in enumerate(MONOIDS[node.monoid].state_dtypes(program.dtypes[node.args[0]])):
                 axes = (PART, *(a for a in order if a in program.dims[i]))
                 shape, strides = _layout(widened, axes)
-                buffer = Buffer(f"p{len(temps)}_{program.name}", dtype, "temp", shape, tuple(s for _, s in strides))
+                buffer = Buffer(
+                    f"partial{len(temps)}_{program.name.rpartition('_')[2]}", dtype, "temp", shape, tuple(s for _, s in strides)
+                )
                 temps[buffer.name] = buffer
                 first.add(Store(buffer.name, first.add(Result(inside, k, node.src)), strides, src=node.src))
                 states.append(second.add(Load(buffer.name, strides, src=node.src)))

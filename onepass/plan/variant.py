@@ -100,10 +100,11 @@ class Validity:
     def __str__(self) -> str:
         exact = " and ".join(f"{name} = {size:,}" for name, size in self.fixed)
         if not self.counted:
-            return f"plan holds for {exact or 'these sizes'} only"
+            return f"valid for {exact or 'these sizes'} only"
         span = f"{self.low:,} to {self.high:,} {self.counted}" if self.high else f"{self.low:,} or more {self.counted}"
-        made = ", ".join(f"{name} = {size:,}" for name, size in self.planned_for)
-        return f"plan holds for {span}" + (f" with {exact}" if exact else "") + f"; made for {made}"
+        alone = self.counted == "rows" and len(self.planned_for) == 1
+        made = ", ".join(f"{size:,}" if alone else f"{name} = {size:,}" for name, size in self.planned_for)
+        return f"valid for {span}" + (f" with {exact}" if exact else "") + f"; optimized for {made}"
 
 
 def validity(program: Program, variant: Variant, bindings: Bindings) -> Validity:

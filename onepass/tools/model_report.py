@@ -194,7 +194,7 @@ def holds_text(regions: Sequence[RegionRow]) -> str:
     by_text: dict[str, list[str]] = {}
     for region in regions:
         by_text.setdefault(str(region.holds), []).append(region.id)
-    who = {text: "every" if len(by_text) == 1 else ", ".join(dict.fromkeys(ids)) + ":" for text, ids in by_text.items()}
+    who = {text: "every plan is" if len(by_text) == 1 else ", ".join(dict.fromkeys(ids)) + ":" for text, ids in by_text.items()}
     return "".join(f"{name} {text}\n" for text, name in who.items())
 
 

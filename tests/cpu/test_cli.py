@@ -133,7 +133,7 @@ def test_report_takes_plan_and_binary_of_the_same_kernel() -> None:
 def test_report_as_text_shows_bytes_refusals_and_rejected_plans() -> None:
     text = str(reported())
     assert "rms_norm_backward on NVIDIA H200 SXM: 2 kernels" in text
-    assert "plan holds for 8,449 to 33,792 rows; made for s0 = 16,896" in text
+    assert "valid for 8,449 to 33,792 rows; optimized for 16,896" in text
     assert "1.001 x the bytes, 1.103 x the time" in text
     assert "dx + dw: [dw] would leave one CTA an SM" in text and "120.0 us" in text and "99.5 us" in text
     assert "impossible" in text  # a merge without a cost

@@ -207,7 +207,7 @@ def imported(tree: ast.Module) -> set[str]:
 
 def needless_parentheses(kernel: ast.FunctionDef, text: str) -> list[str]:
     """Lines of a kernel with more parentheses than Python needs. Sums under `&` are easier to read with them."""
-    lines = [line.split("  # ")[0].strip() for line in text.splitlines()[kernel.lineno + 1 :]]
+    lines = [line.split("  # ")[0].strip() for line in text.splitlines()[kernel.body[0].end_lineno :]]
     code = [line for line in lines if line and not line.endswith(":") and " & (" not in line]
     return [line for line in code if line.count("(") > ast.unparse(ast.parse(line)).count("(")]
 
@@ -301,8 +301,20 @@ def test_a_kernel_is_right_at_other_sizes_than_it_was_planned_for(
 
 
 def test_inputs_may_have_the_names_of_indices() -> None:
-    """The columns of unaligned rows are called c_main and u_main, which may also be tiles of inputs called c and u."""
-    fused_right(lambda c, u, b: (c + b) * u, torch.randn(4, 1001)[:, :1000], torch.randn(4, 1001)[:, :1000], torch.randn(1000))
+    """The columns of unaligned rows are called cols_main and pos_main, which may also be tiles of inputs called cols and pos."""
+    fused_right(
+        lambda cols, pos, b: (cols + b) * pos, torch.randn(4, 1001)[:, :1000], torch.randn(4, 1001)[:, :1000], torch.randn(1000)
+    )
+
+
+def test_inputs_may_have_the_names_of_zeros() -> None:
+    """The second pass widens rows with a zero called zero1."""
+
+    def normed(zero1: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        wide = zero1.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * w.float()).to(zero1.dtype)
+
+    fused_right(normed, torch.randn(4, 1024, dtype=torch.bfloat16), torch.randn(1024, dtype=torch.bfloat16))
 
 
 def test_values_may_have_the_names_of_imports() -> None:

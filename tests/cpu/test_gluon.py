@@ -275,9 +275,12 @@ def test_copies_fill_the_slots_of_the_ring_in_order(rows: int, split: int, prefe
     ("change", "caught"),
     [
         *FORGOTTEN[:2],
-        (fields(ir.Wait, lambda wait: wait.phase == "phase ^ over", phase="phase"), errors.WrongPhase),
-        (fields(ir.Assign, lambda node: node.value == "row + later // 4 * 2", value="row + 1 * 2"), errors.CopyLeftBehind),
-        (fields(ir.CopyAsync, lambda copy: copy.barrier.index == "at", coordinates=("ahead", "0", "0")), AssertionError),
+        (fields(ir.Wait, lambda wait: wait.phase == "phase ^ wrapped", phase="phase"), errors.WrongPhase),
+        (fields(ir.Assign, lambda node: node.value == "row + next_copy // 4 * 2", value="row + 1 * 2"), errors.CopyLeftBehind),
+        (
+            fields(ir.CopyAsync, lambda copy: copy.barrier.index == "copy_slot", coordinates=("prefetch_row", "0", "0")),
+            AssertionError,
+        ),
     ],
 )
 def test_a_broken_ring_of_copies_is_caught(
@@ -344,7 +347,7 @@ def test_far_rows_are_addressed_with_64_bits() -> None:
     schedule = staged_schedule(kernel, 4, 1, 1, 2)
     text = emit(kernel, schedule, bindings, "row", H200, True).text
     pieces = re.findall(r"(\w+)_piece = \((.*)\)\.to\(gl\.int32\)", text)
-    assert {name for name, _ in pieces} == {"early", "ahead"}
+    assert {name for name, _ in pieces} == {"prologue_row", "prefetch_row"}
     assert all(counted.startswith(f"{name}.to(gl.int64) * ") for name, counted in pieces)
 
 
@@ -363,11 +366,11 @@ def odd_kernel(rows: int, slots: int) -> tuple[Lowered, dict[str, Tensor], dict[
         (without(ir.CtaBarrier), errors.UseBeforeArrival),  # reductions read what other threads wrote there
         (behind(ir.Wait, ir.If), errors.RefillBeforeDrain),  # TMA has not written there yet
         (
-            value_fields(ir.Load, lambda load: load.offset == ("covered", "at_end"), masks=()),
+            value_fields(ir.Load, lambda load: load.offset == ("covered", "tail_lanes"), masks=()),
             errors.AccessOutOfBounds,
         ),  # past the end
         (
-            fields(ir.Assign, lambda node: node.targets == ("end",), value=lambda node: f"32 + {node.value}"),
+            fields(ir.Assign, lambda node: node.targets == ("tail_piece",), value=lambda node: f"32 + {node.value}"),
             errors.OutsideAllocation,
         ),
     ],
@@ -381,7 +384,7 @@ def test_elements_past_the_flat_view_reach_shared_memory_in_time(slots: int, cha
 def test_leaving_out_elements_past_the_flat_view_is_wrong() -> None:
     kernel, buffers, bindings = odd_kernel(5, 1)
     right = buffers["x"].float().softmax(-1)
-    for source, whole in ((kernel.source(), True), (changed(kernel, fields(ir.If, condition="left_out > 63")), False)):
+    for source, whole in ((kernel.source(), True), (changed(kernel, fields(ir.If, condition="tail_elems > 63")), False)):
         gluon_model.run_source(source, buffers, bindings)
         wrong = (buffers["out0"].float() / right - 1).abs().amax(-1) > 2**-7
         assert wrong.tolist() == [False] * 4 + [not whole], "it is in the last row only"
@@ -433,47 +436,48 @@ def test_64_bit_element_offsets_are_right(split: int, cols: int) -> None:
 # ---- the text --------------------------------------------------------------------------------------------------------------
 
 GOLDEN = """\
-    turn = 0
-    for row in range(part, row_count, 2):
-        slot = turn % 2
-        place = slot * 2
-        r = row
-        r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]
-        mbarrier.wait(ready.index(slot), turn // 2 & 1)
+    iteration = 0
+    for row in range(split_id, row_count, 2):
+        slot = iteration % 2
+        first_chunk = slot * 2
+        row_index = row
+        rows = row_index + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]
+        mbarrier.wait(ready.index(slot), iteration // 2 & 1)
         cta_barrier()
-        max2_max = gl.full([1, 1024], float("-inf"), gl.float32, TILE)
+        max2_acc = gl.full([1, 1024], float("-inf"), gl.float32, TILE)
         for k in range(0, 2):
-            c_at = k * 1024 + lanes
-            x = x_chunks.index(place + k).load(TILE)
+            cols = k * 1024 + lanes
+            x = x_chunks.index(first_chunk + k).load(TILE)
             cast1 = x.to(gl.float32)
-            max2_max = gl.maximum(max2_max, cast1, propagate_nan=tl.PropagateNan.ALL)
-        x_rest_1 = x_rest.index(slot).load(TILE)
-        cast1_rest = x_rest_1.to(gl.float32)
-        inside_1 = gl.where(c_rest_in, cast1_rest, float("-inf"))
-        max2_max_1 = gl.maximum(max2_max, inside_1, propagate_nan=tl.PropagateNan.ALL)
-        all_max = fold_max(max2_max_1, 1)
+            max2_acc = gl.maximum(max2_acc, cast1, propagate_nan=tl.PropagateNan.ALL)
+        x_rest = x_rest_ring.index(slot).load(TILE)
+        cast1_rest = x_rest.to(gl.float32)
+        masked = gl.where(cols_rest_in, cast1_rest, float("-inf"))
+        max2_acc_1 = gl.maximum(max2_acc, masked, propagate_nan=tl.PropagateNan.ALL)
+        max2 = fold_max(max2_acc_1, 1)
         for k in range(0, 2):
-            c_at = k * 1024 + lanes
-            x_1 = x_chunks.index(place + k).load(TILE)
-            cast1_1 = widen(x_1)
-            sub4 = cast1_1 - all_max
+            cols = k * 1024 + lanes
+            x_p1 = x_chunks.index(first_chunk + k).load(TILE)
+            cast1_p1 = widen(x_p1)
+            sub4 = cast1_p1 - max2
             cast5 = sub4.to(gl.bfloat16)
-            gl.store(out0_ptr + (r_at * 2056 + c_at), cast5)
-        x_rest_2 = x_rest.index(slot).load(TILE)
-        cast1_rest_1 = widen(x_rest_2)
-        sub4_rest = cast1_rest_1 - all_max
+            gl.store(out0_ptr + (rows * 2056 + cols), cast5)
+        x_rest_p1 = x_rest_ring.index(slot).load(TILE)
+        cast1_rest_p1 = widen(x_rest_p1)
+        sub4_rest = cast1_rest_p1 - max2
         cast5_rest = sub4_rest.to(gl.bfloat16)
-        gl.store(out0_ptr + (r_at * 2056 + c_rest), cast5_rest, mask=c_rest_in)
+        gl.store(out0_ptr + (rows * 2056 + cols_rest), cast5_rest, mask=cols_rest_in)
         fence_async_shared()
         cta_barrier()
-        ahead = row + 4
-        inside = ahead < row_count
-        mbarrier.expect(ready.index(slot), 6144, pred=inside)
-        tma.async_copy_global_to_shared(x_tiles, [ahead, 0], ready.index(slot), x_ring.index(slot), pred=inside)
-        tma.async_copy_global_to_shared(x_rest_tile, [ahead, 2048], ready.index(slot), x_rest.index(slot), pred=inside)
-        turn += 1
-    for slot_first in gl.static_range(2):
-        mbarrier.invalidate(ready.index(slot_first))
+        prefetch_row = row + 4
+        prefetch_in = prefetch_row < row_count
+        mbarrier.expect(ready.index(slot), 6144, pred=prefetch_in)
+        tma.async_copy_global_to_shared(x_tiles, [prefetch_row, 0], ready.index(slot), x_ring.index(slot), pred=prefetch_in)
+        tma.async_copy_global_to_shared(x_rest_tile, [prefetch_row, 2048], ready.index(slot), \
+x_rest_ring.index(slot), pred=prefetch_in)
+        iteration += 1
+    for each_slot in gl.static_range(2):
+        mbarrier.invalidate(ready.index(each_slot))
 """
 
 
@@ -484,7 +488,7 @@ def less_greatest(x: Tensor) -> Tensor:
 def test_the_generated_text() -> None:
     kernel, bindings = kernel_of(less_greatest, (meta(16, 2056),))
     text = gluon.lower(kernel, staged_schedule(kernel, 4, 1, 2, 2), bindings, "less").source().text
-    rows = text[text.index("    turn = 0") :]
+    rows = text[text.index("    iteration = 0") :]
     assert re.sub("  # .*", "", rows) == GOLDEN
 
 

@@ -203,12 +203,15 @@ def test_any_number_of_chunks_arrives_in_copies(cols: int, vectors: int) -> None
     ("change", "caught"),
     [
         *FORGOTTEN[:2],
-        (fields(ir.Wait, lambda wait: wait.phase == "phase ^ over", phase="phase"), errors.WrongPhase),
+        (fields(ir.Wait, lambda wait: wait.phase == "phase ^ wrapped", phase="phase"), errors.WrongPhase),
         (assigned("phase", "0"), errors.WrongPhase),
-        (assigned("first", "0"), errors.WrongPhase),
+        (assigned("first_slot", "0"), errors.WrongPhase),
         (fields(ir.Advance, by=3), errors.WrongPhase),
-        (fields(ir.Expect, lambda expect: expect.pred == "inside", barrier=ir.Slot(ir.Name("ready"), "first")), errors.WrongPhase),
-        (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
+        (
+            fields(ir.Expect, lambda expect: expect.pred == "prefetch_in", barrier=ir.Slot(ir.Name("ready"), "first_slot")),
+            errors.WrongPhase,
+        ),
+        (assigned("prefetch_row", "row + 1"), errors.CopyLeftBehind),
     ],
 )
 def test_a_broken_ring_of_copies_is_caught(
@@ -228,7 +231,9 @@ def run_changed(fn: Callable[..., Any], args: tuple[Tensor, ...], change: Change
 
 def test_a_refill_of_the_wrong_part_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     args = inputs_of(rms_norm_backward, 9, 4096, BF16)
-    wrong = fields(ir.CopyAsync, lambda copy: copy.coordinates == ("ahead", "3 * 4", "0"), coordinates=("ahead", "2 * 4", "0"))
+    wrong = fields(
+        ir.CopyAsync, lambda copy: copy.coordinates == ("prefetch_row", "3 * 4", "0"), coordinates=("prefetch_row", "2 * 4", "0")
+    )
     with pytest.raises(AssertionError, match="changed"):
         run_changed(rms_norm_backward, args, wrong, monkeypatch)
 
@@ -293,13 +298,13 @@ def test_every_reduction_compiles(fn: Callable[..., Any], dtype: torch.dtype) ->
 
 def test_additions_to_accumulators_are_not_delayed() -> None:
     """A loop between the last pass and the next row would delay them, and keep their operands in registers."""
-    for slots, prefetch, counter in ((1, 0, "turn"), (2, 0, "turn"), (1, 2, "number")):
+    for slots, prefetch, counter in ((1, 0, "iteration"), (2, 0, "iteration"), (1, 2, "copies_done")):
         text = pipeline.generate(
             mix_order_plan(rms_norm_backward, meta_inputs(rms_norm_backward, 5120), slots=slots, prefetch=prefetch)
         )[0].text
         loop, after = text[text.index(f"{counter} = 0") :].split(f"{counter} += ")
-        last = loop[loop.rindex("sum_partial") :]
-        assert "for " not in last.replace("for j in gl.static_range", "") and "sum_partial" in after
+        last = loop[loop.rindex("_acc") :]
+        assert "for " not in last.replace("for j in gl.static_range", "") and "_acc" in after
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def run_changed(change: Change, monkeypatch: pytest.MonkeyPatch, slots: int = 2)
 
 
 def waits_for_next(wait: ir.Wait) -> bool:
-    return wait.phase == "(turn + 1) // 2 & 1"
+    return wait.phase == "(iteration + 1) // 2 & 1"
 
 
 @pytest.mark.parametrize(
@@ -213,17 +213,17 @@ def waits_for_next(wait: ir.Wait) -> bool:
     [
         *FORGOTTEN[:2],
         (without(ir.Publish), errors.NeverPublished),
-        (fields(ir.Publish, word="r_next * 2"), errors.NeverPublished),  # into the mailbox of another CTA
-        (fields(ir.Publish, word="part * 2 + cta_rank"), errors.NeverPublished),  # for another row
+        (fields(ir.Publish, word="row_index_next * 2"), errors.NeverPublished),  # into the mailbox of another CTA
+        (fields(ir.Publish, word="split_id * 2 + cta_rank"), errors.NeverPublished),  # for another row
         (
             fields(ir.If, lambda node: node.condition == "row + 2 < row_count", condition="row + 4 < row_count"),
             errors.NeverPublished,
         ),  # not for the last row
-        (assigned("slot_next", "turn % 2"), errors.WrongPhase),  # the next row has no slot of its own
-        (fields(ir.Wait, waits_for_next, phase="turn // 2 & 1"), errors.WrongPhase),
-        (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
+        (assigned("slot_next", "iteration % 2"), errors.WrongPhase),  # the next row has no slot of its own
+        (fields(ir.Wait, waits_for_next, phase="iteration // 2 & 1"), errors.WrongPhase),
+        (assigned("prefetch_row", "row + 1"), errors.CopyLeftBehind),
         (without(ir.Invalidate), errors.BarrierLeftBehind),
-        (value_fields(ir.Load, lambda load: load.offset == ("r_later",), masks=()), errors.AccessOutOfBounds),
+        (value_fields(ir.Load, lambda load: load.offset == ("row_index_later",), masks=()), errors.AccessOutOfBounds),
     ],
 )
 def test_a_broken_kernel_is_caught(change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,20 +336,20 @@ def swap(box_ptr, out_ptr):
 
 def test_the_states_of_a_row_are_awaited_after_the_next_row_is_reduced() -> None:
     source = pipeline.generate(multi_cta_plan(rms_norm_backward, meta_inputs(rms_norm_backward, 8192), warps=8, groups=66))[0]
-    loop = source.text[source.text.index("for row in range(part, row_count, 66)") :]
+    loop = source.text[source.text.index("for row in range(split_id, row_count, 66)") :]
     order = [
-        "word0 = gl.load(mailboxes_ptr + r * 2, volatile=True)",
+        "word0 = gl.load(mailboxes_ptr + row_index * 2, volatile=True)",
         "if row + 66 < row_count:",
-        "mbarrier.wait(ready.index(slot_next), (turn + 1) // 3 & 1)",
-        "publish(mailboxes_ptr, r_next * 2 + cta_rank, ",
+        "mbarrier.wait(ready.index(slot_next), (iteration + 1) // 3 & 1)",
+        "publish(mailboxes_ptr, row_index_next * 2 + cta_rank, ",
         "while (word0 == 0) | (word1 == 0):",
         "row_later = row + 132",
         "= published(word0, gl.float32)",
         "gl.store(out0_ptr",
         "fence_async_shared()",
-        "ahead = row + 198",
+        "prefetch_row = row + 198",
         "rstd = rstd_1",
-        "turn += 1",
+        "iteration += 1",
     ]
     assert [loop.index(line) for line in order] == sorted(loop.index(line) for line in order)
     assert source.programs({"s0": 1}) == 132 and source.ctas_per_group == 2

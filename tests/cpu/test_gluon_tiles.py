@@ -248,14 +248,14 @@ MANY, FEW, STRIPS = (100, 2), (16, 2), (100, 8)  # rows, and vectors per thread 
         (without(ir.Wait), errors.UseBeforeArrival, MANY),
         (fields(ir.Wait, phase="0"), errors.WrongPhase, MANY),
         (lambda node: ir.Fence() if isinstance(node, ir.Release) else node, errors.RefillBeforeDrain, MANY),
-        (assigned("ahead", "tile + 1"), errors.CopyLeftBehind, MANY),
+        (assigned("prefetch_tile", "tile + 1"), errors.CopyLeftBehind, MANY),
         (fields(ir.Expect, lambda expect: expect.barrier.index == "slot", bytes=4096), errors.ExpectedBytesDiffer, MANY),
-        (assigned("early_inside", "early <= tile_count"), errors.CopyOutOfBounds, FEW),
+        (assigned("prologue_in", "prologue_tile <= tile_count"), errors.CopyOutOfBounds, FEW),
         (
             fields(
                 ir.CopyAsync,
-                lambda copy: copy.pred == "inside" and copy.map == "xs1_tiles",
-                coordinates=("ahead * 16 + 256", "first_col"),
+                lambda copy: copy.pred == "prefetch_in" and copy.map == "xs1_tiles",
+                coordinates=("prefetch_tile * 16 + 256", "first_col"),
             ),
             errors.CopyOutOfBounds,
             MANY,
@@ -277,34 +277,35 @@ def test_zeros_past_the_last_row_are_masked() -> None:
     source = kernel.source()
     trace = gluon_model.run_source(source, buffers, bindings)
     assert {c.axes for c in trace.crossings} == {(0,)} and len(trace.crossings) == 1
-    assert source.text.count("r_in") == 2, "what is whole has no mask"
+    assert source.text.count("rows_in") == 2, "what is whole has no mask"
 
 
 # ---- the text --------------------------------------------------------------------------------------------------------------
 
 GOLDEN = """\
-    turn = 0
-    for tile in range(part, whole_tiles, 3):
-        slot = turn % 2
-        mbarrier.wait(ready.index(slot), turn // 2 & 1)
+    iteration = 0
+    for tile in range(split_id, whole_tiles, 3):
+        slot = iteration % 2
+        mbarrier.wait(ready.index(slot), iteration // 2 & 1)
         cta_barrier()
-        place = slot * 2
+        first_strip = slot * 2
         for k in range(0, 2 + zero):
-            r_at = tile * 128 + k * 64 + lanes
-            x = x_strips.index(place + k).load(TILE)
+            rows = tile * 128 + k * 64 + lanes
+            x = x_strips.index(first_strip + k).load(TILE)
             cast1 = x.to(gl.float32)
             held = cast1.reshape([4, 16, 64])
-            all_max = fold_max(held, 0)
-            own = gl.convert_layout(all_max.reshape([16, 64]), TILE, assert_trivial=True)
-            max_partial2_max = gl.maximum(max_partial2_max, own, propagate_nan=tl.PropagateNan.ALL)
+            max2_thread = fold_max(held, 0)
+            own = gl.convert_layout(max2_thread.reshape([16, 64]), TILE, assert_trivial=True)
+            max2_acc = gl.maximum(max2_acc, own, propagate_nan=tl.PropagateNan.ALL)
         fence_async_shared()
         cta_barrier()
-        ahead = tile + 6
-        inside = ahead < tile_count
-        mbarrier.expect(ready.index(slot), 16384, pred=inside)
-        tma.async_copy_global_to_shared(x_tiles, [ahead * 128, first_col], ready.index(slot), x_ring.index(slot), pred=inside)
-        turn += 1
-    for tile in range(part + (whole_tiles - part + 2) // 3 * 3, tile_count, 3):
+        prefetch_tile = tile + 6
+        prefetch_in = prefetch_tile < tile_count
+        mbarrier.expect(ready.index(slot), 16384, pred=prefetch_in)
+        tma.async_copy_global_to_shared(x_tiles, [prefetch_tile * 128, first_col], ready.index(slot), \
+x_ring.index(slot), pred=prefetch_in)
+        iteration += 1
+    for tile in range(split_id + (whole_tiles - split_id + 2) // 3 * 3, tile_count, 3):
 """
 
 
@@ -318,7 +319,7 @@ def test_the_generated_text() -> None:
     first = halves(kernel, 3, (*kernel.space.rows, *kernel.space.cols)).first
     half = Kernel(first, kernel.space)
     text = gluon_tiles.lower(half, replace(schedule, staged=frozenset(tile_stageable(half))), bindings, "greatest").source().text
-    turns = text[text.index("    turn = 0") :]
+    turns = text[text.index("    iteration = 0") :]
     assert re.sub("  # .*", "", turns).startswith(GOLDEN)
 
 

@@ -90,7 +90,7 @@ def test_the_text_is_a_table_of_regions(shown: ModelReport) -> None:
     text = str(shown)
     first, *_ = text.splitlines()
     assert first.startswith("Stack on NVIDIA H200 SXM: ") and "in 2 graphs" in first
-    assert "every plan holds for these sizes only" in text
+    assert "every plan is valid for these sizes only" in text
     for title in ("claimed", "regions", "lines of code", "left to Inductor"):
         assert f"\n{title}" in text
     assert "return x + self.linear(self.norm(x))" in text

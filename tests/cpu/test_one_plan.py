@@ -225,10 +225,10 @@ def test_explain_says_for_which_rows_a_plan_holds(monkeypatch: pytest.MonkeyPatc
     chosen = workload("rms_norm_backward")
     args = chosen.inputs((98304, 512))
     report: Any = onepass.explain(chosen.function)(*args)
-    assert "  plan holds for 33,793 or more rows; made for s0 = 67,584\n" in str(report)
+    assert "  valid for 33,793 or more rows; optimized for 67,584\n" in str(report)
     assert report.floor_bytes == pytest.approx(3 * 98304 * 512 * 2, rel=0.01), "bytes are those of the given size"
     static: Any = onepass.explain(onepass.fuse(chosen.function, dynamic=False))(*args)
-    assert "  plan holds for these sizes only\n" in str(static)
+    assert "  valid for these sizes only\n" in str(static)
     assert static.to_json()["holds"]["counted"] == ""
 
 
@@ -236,16 +236,16 @@ def test_explain_says_for_which_rows_a_plan_holds(monkeypatch: pytest.MonkeyPatc
 def test_row_classes_in_words(rows: int, span: str) -> None:
     program = optimize(capture(lambda x: x.softmax(-1), (torch.empty(8, 64),)).program)
     holds = validity(program, variant_of(program, {"s0": rows}, H200), {"s0": rows})
-    assert str(holds).startswith(f"plan holds for {span} rows; made for s0 = ")
+    assert str(holds).startswith(f"valid for {span} rows; optimized for ")
     assert {0, *row_class_bounds(H200)} >= {holds.low - 1}
 
 
 def test_sizes_that_are_not_rows_are_named() -> None:
     column = optimize(capture(lambda x: x.softmax(0), (torch.empty(12, 64),)).program)
-    assert str(validity(column, variant_of(column, {"s0": 12}, H200), {"s0": 12})) == "plan holds for s0 = 12 only"
+    assert str(validity(column, variant_of(column, {"s0": 12}, H200), {"s0": 12})) == "valid for s0 = 12 only"
     cube = optimize(capture(lambda x: x.softmax(-1), (torch.empty(4, 6, 64),)).program)
     both = validity(cube, variant_of(cube, {"s0": 4, "s1": 6}, H200), {"s0": 4, "s1": 6})
-    assert str(both) == "plan holds for 17 to 132 rows; made for s0 = 8, s1 = 8", "their product counts"
+    assert str(both) == "valid for 17 to 132 rows; optimized for s0 = 8, s1 = 8", "their product counts"
     heads = Program(cube.name, cube.axes, tuple(cube.buffers), cube.nodes)
     assert validity(heads, variant_of(heads, {"s0": 4, "s1": 6}, H200), {"s0": 4, "s1": 6}).counted == "rows"
 
@@ -270,7 +270,7 @@ def test_explain_shows_the_plans_that_a_model_runs() -> None:
     for row in shown.regions:
         artifact = ran[row.id]
         assert artifact is not None and schedules(row.plan) == schedules(artifact)
-        assert str(row.holds) == "plan holds for these sizes only"
+        assert str(row.holds) == "valid for these sizes only"
 
 
 @pytest.mark.usefixtures("nothing_compiled", "empty_store")

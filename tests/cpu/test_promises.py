@@ -109,7 +109,7 @@ def test_unaligned_rows_are_read_with_whole_vectors(shape: tuple[int, int]) -> N
     loads = [line for source in made.sources for line in source.text.splitlines() if "tl.load(x_ptr" in line]
     unmasked = [line for line in loads if "mask=" not in line]
     assert unmasked and len(unmasked) >= len(loads) // 3  # of a pass: the partial sectors, whole tiles, and the tail
-    assert all("sector + u" in line for line in unmasked)
+    assert all("sector + pos" in line for line in unmasked)
     assert sum(binary.wide_loads for binary in made.binaries) >= len(unmasked)
 
 

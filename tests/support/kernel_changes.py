@@ -116,6 +116,6 @@ FORGOTTEN: list[tuple[Change, type[errors.OnepassError]]] = [
     (without(ir.Wait), errors.UseBeforeArrival),
     (without_barriers, errors.RefillBeforeDrain),
     (fields(ir.Wait, phase="0"), errors.WrongPhase),
-    (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
+    (assigned("prefetch_row", "row + 1"), errors.CopyLeftBehind),
     (without(ir.Invalidate), errors.BarrierLeftBehind),
 ]

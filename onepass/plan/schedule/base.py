@@ -130,7 +130,7 @@ class Common:
 _SIZES = frozenset({"rows", "cols", "height", "width", "step", "tiles", "split", "groups"})
 _WORDS: dict[str, Any] = {
     "ctas_per_row": lambda n: f"{n} CTAs per row",
-    "warps": lambda n: f"{n} warps",
+    "warps": lambda n: f"{n} warp{'s' * (n > 1)}",
     "stages": lambda n: f"{n} stages" if n > 1 else "",
     "ring": lambda ring: str(ring or ""),
     "sector_elems": lambda n: f"sector {n}" if n else "",

@@ -205,7 +205,7 @@ class StagedMixOrder(Common):
 
 @dataclass(frozen=True, slots=True)
 class MultiCtaMixOrder(Common):
-    """As StagedMixOrder, with a group of several CTAs for each row; a CTA has a range of the columns."""
+    """Each CTA reads its part of the columns of one row after another, as one of a group, and accumulates reductions over rows."""
 
     tiles: tuple[int, ...]  # widths of the chunks of one CTA's columns
     ctas_per_row: int = field()  # explicit, because the base class has a property of this name
