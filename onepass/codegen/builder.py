@@ -16,22 +16,32 @@ class Builder:
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._body: list[Statement] = []
         self._names: dict[str, int] = dict.fromkeys((*reserved, *keyword.kwlist), 1)
+        self._legend: dict[str, None] = {}
 
     def add(self, *statements: Statement) -> None:
         """Add statements to the current block."""
         self._body += statements
 
-    def assign(self, hint: str, value: RightSide, src: str = "") -> Name:
+    def assign(self, hint: str, value: RightSide, *notes: str) -> Name:
         """Assign a value to a fresh name and return the name."""
         name = self.fresh(hint)
-        self.add(Assign((name,), value, src))
+        self.add(Assign((name,), value, notes))
         return name
 
-    def set(self, name: str, value: RightSide, note: str = "") -> Name:
+    def set(self, name: str, value: RightSide, *notes: str) -> Name:
         """Assign a value to a name that is reserved for it, or used already."""
         target = Name(name)
-        self.add(Assign((target,), value, note))
+        self.add(Assign((target,), value, notes))
         return target
+
+    def explain(self, suffix: str) -> None:
+        """Say once in the kernel what a suffix of its names means."""
+        self._legend[suffix] = None
+
+    @property
+    def legend(self) -> str:
+        """What the suffixes of the kernel's names mean."""
+        return "; ".join(self._legend)
 
     @contextmanager
     def block(self, header: For | If) -> Iterator[None]:

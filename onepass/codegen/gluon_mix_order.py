@@ -20,7 +20,7 @@ from .memory import Env
 from .row_loop import RowLoop, zero_of_row
 from .staged_values import RowParts, StagedRows
 from .steps import Walk
-from .tile_refs import Segment, TileRef
+from .tile_refs import TILE_SUFFIX, Segment, TileRef
 
 
 def walk_from(schedule: Schedule) -> Expr:
@@ -84,6 +84,7 @@ class Accumulation:
             if tile.loop is None:
                 found.append(tile)
                 continue
+            self.builder.explain(TILE_SUFFIX)
             for k in range(self.at.cols.count):
                 start = k * self.at.cols.width
                 col = self.builder.assign(f"cols{k}", f"{start} + lanes")

@@ -154,11 +154,11 @@ RightSide = Expr | Apply | Widen | Load | SharedLoad | TileFold | TwoSums | Rece
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """An assignment to a name, or to several. `src` is a comment: the line of user code that the value comes from, or a note."""
+    """An assignment to a name, or to several. `notes` are comments, such as the line of user code that the value comes from."""
 
     targets: tuple[Name, ...]
     value: RightSide
-    src: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +356,7 @@ class Kernel:
     params: tuple[str, ...]
     body: tuple[Statement, ...]
     language: Language
+    legend: str = ""  # what suffixes of names mean
 
 
 # ---- finding and changing nodes --------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -124,11 +123,10 @@ class Printer:
         end = "\n" if "\n" in kernel.doc else ""
         for line in f'"""{kernel.doc}{end}"""'.split("\n"):
             self._line(line, 1 if line else 0)
-        start = len(self.lines)
+        if kernel.legend:
+            self._line(f"# {kernel.legend}", 1)
         for each in kernel.body:
             self.statement(each, 1)
-        if legend := _legend("\n".join(self.lines[start:])):
-            self.lines.insert(start, f"{INDENT}# {legend}")
         return "\n".join(self.lines) + "\n"
 
     def block(self, header: str, body: Sequence[Statement], depth: int) -> None:
@@ -149,9 +147,10 @@ class Printer:
             case ir.Poll():
                 again = [ir.Assign((name,), load) for name, load in zip(node.words, node.loads)]
                 self.block("while " + " | ".join(f"({name} == 0)" for name in node.words), again, depth)
-            case ir.Assign() | ir.Store():
-                count = _reciprocal(node.value) if isinstance(node, ir.Assign) else ""
-                self._line(self._assigned(node) if isinstance(node, ir.Assign) else self._stored(node), depth, count, node.src)
+            case ir.Assign():
+                self._line(self._assigned(node), depth, *node.notes)
+            case ir.Store():
+                self._line(self._stored(node), depth, node.src)
             case ir.Release():
                 self.statement(ir.Fence(), depth)
                 self.statement(ir.CtaBarrier(), depth)
@@ -242,21 +241,6 @@ def op_text(name: str, args: tuple[str, ...], gives: DType, exact: bool, languag
     if name == "neg" and gives.is_float:
         return f"{args[0]} * -1.0"  # Triton computes -x as 0 - x, which turns 0.0 into 0.0
     return _form(name, exact).format(*args, L=language.prefix, T=f"{language.prefix}.{gives.kernel}")
-
-
-def _legend(text: str) -> str:
-    """What the suffixes of names mean, for those that occur."""
-    meanings = ((r"\w_t\d", "NAME_tT: tile T of a row or column"), (r"\w_p\d", "NAME_pP: computed again in pass P, counted from 0"))
-    return "; ".join(meaning for pattern, meaning in meanings if re.search(pattern, text))
-
-
-def _reciprocal(value: RightSide) -> str:
-    """How a factor reads that is 1 / n for a large integer n, as in means; empty for others."""
-    if not isinstance(value, ir.Apply) or value.op != "mul" or not re.fullmatch(r"0\.0\d+|\d\.?\d*e-0[1-9]", value.args[-1]):
-        return ""
-    factor = float(value.args[-1])
-    count = round(1 / factor)
-    return f"1 / {count}" if count > 99 and factor in (1 / count, struct.unpack("f", struct.pack("f", 1 / count))[0]) else ""
 
 
 def _synchronization(node: Statement) -> str:

@@ -64,7 +64,12 @@ class Scope:
         """The finished kernel. `cleared` are extra buffers; `reads_staged`: it also reads staged loads by address."""
         params = self._params(tuple(maps), cleared, reads_staged)
         kernel = ir.Kernel(
-            self.name, description(self.kernel, self.schedule), tuple(p.text_name for p in params), self.builder.done(), GLUON
+            self.name,
+            description(self.kernel, self.schedule),
+            tuple(p.text_name for p in params),
+            self.builder.done(),
+            GLUON,
+            self.builder.legend,
         )
         fresh = frozenset(b.name for b in (*self.program.buffers, *cleared) if b.role != "input")
         blank = Source(

@@ -11,6 +11,8 @@ from .builder import Builder
 from .expr import size_text
 from .kernel_ir import Assign, Expr, For, Loop, Name
 
+TILE_SUFFIX = "NAME_tT: tile T of a row or column"
+
 
 @dataclass(frozen=True, slots=True)
 class TileRef:
@@ -102,6 +104,8 @@ def cover(side: Side, ref: TileRef, builder: Builder) -> list[Segment]:
     """All tiles of a side with role Cover. Their indices are computed once, before any loop."""
     assert isinstance(side.role, Cover) and isinstance(side.extent, int)
     segments, start, alone = [], 0, len(side.role.tiles) == 1
+    if not alone:
+        builder.explain(TILE_SUFFIX)
     for k, width in enumerate(side.role.tiles):
         name = Name(side.indices) if alone else builder.fresh(f"{side.indices}{k}")
         builder.set(name, f"{start} + {side.lanes(width)}" if start else side.lanes(width))

@@ -55,7 +55,12 @@ class _Tiles:
         self._body()
         fresh = frozenset(b.name for b in self.program.buffers if b.role != "input")
         lowered = ir.Kernel(
-            self.name, description(self.kernel, self.schedule), tuple(p.text_name for p in params), self.builder.done(), TRITON
+            self.name,
+            description(self.kernel, self.schedule),
+            tuple(p.text_name for p in params),
+            self.builder.done(),
+            TRITON,
+            self.builder.legend,
         )
         blank = Source(self.name, "", params, grid, self.schedule.warps, self.schedule.stages, wide_index=self.wide, fresh=fresh)
         return Lowered(lowered, blank)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import frexp
 from typing import Protocol
 
-from ..ir.expr import BF16, F32, F64, OPS
+from ..ir.expr import BF16, F32, F64, OPS, as_dtype
 from ..ir.monoid import MONOIDS, State
 from ..ir.precision import may_be_approximate
 from ..ir.program import Const, Index, Load, Op, Reduce, Result, Store, operands
@@ -24,6 +24,10 @@ from .names import value_names
 from .tile_refs import TileRef
 
 OPAQUE = "always 0, but the compiler cannot know: each pass widens again instead of keeping fp32"
+
+
+PASS_SUFFIX = "NAME_pP: computed again in pass P, counted from 0"
+MANY = 99  # a factor that is the reciprocal of a larger integer is noted as such
 
 
 class Staging(Protocol):
@@ -191,7 +195,7 @@ class Values:
             case Load():
                 env[i] = self._loaded(i, node, ref, env, hint)
             case Op():
-                env[i] = assign(hint, self._op(i, node, ref, env), node.src)
+                env[i] = assign(hint, self._op(i, node, ref, env), self._reciprocal(node), node.src)
             case Reduce():
                 self._block_reduce(i, node, ref, env)
             case Result():
@@ -204,7 +208,10 @@ class Values:
     def _hint(self, i: int, ref: TileRef) -> str:
         """The name of a value of a tile, with the number of the pass if an earlier pass has computed it."""
         name = self.names[i] + ref.tag
-        return name if self._first_walk.setdefault(name, self.walk) == self.walk else f"{name}_p{self.walk}"
+        if self._first_walk.setdefault(name, self.walk) == self.walk:
+            return name
+        self.builder.explain(PASS_SUFFIX)
+        return f"{name}_p{self.walk}"
 
     def _loaded(self, i: int, node: Load, ref: TileRef, env: Env, hint: str) -> Expr:
         """A load's value: held in registers, read from shared memory, or loaded."""
@@ -230,6 +237,16 @@ class Values:
         if node.name == "div" and not exact and (count := self._count(node.args[1])) is not None:
             return self._divided_by_count(args[0], count)
         return Apply(node.name, tuple(args), self.program.dtypes[i], exact)
+
+    def _reciprocal(self, node: Op) -> str:
+        """How a factor reads that is 1 / n for a large integer n, as in means; empty for others."""
+        factors = [self.program.nodes[a] for a in node.args] if node.name == "mul" else []
+        for factor in factors:
+            if isinstance(factor, Const) and factor.scale == 1 and 0 < factor.value < 1 / MANY:
+                count = round(1 / factor.value)
+                if as_dtype(1 / count, factor.dtype) == as_dtype(factor.value, factor.dtype):
+                    return f"1 / {count}"
+        return ""
 
     def operand(self, i: int, text: Expr) -> Expr:
         """A value to compute with. A number times a size gets a name, just before its use."""
