@@ -1,4 +1,4 @@
-"""Errors of whole models under torch.compile: ONEPASS-701 to 716."""
+"""Errors of whole models under torch.compile: ONEPASS-701 to 717."""
 
 from __future__ import annotations
 
@@ -120,4 +120,12 @@ class RaisedFailure(OnepassError):
     message = (
         '{what} ({lines}) could not be {stage}: {error} Nothing takes its place, because on_error is "raise". With '
         "ONEPASS_ON_ERROR=warn, Inductor computes it, and a reproducer is written."
+    )
+
+
+class NoEagerKernel(OnepassError):
+    code = "ONEPASS-717"
+    message = (
+        'The rest of a graph cannot run op by op: {error} With rest="eager", torch runs the ops that Inductor decomposes the '
+        'graph into, and has no kernel for one of them. Use rest="inductor".'
     )

@@ -11,8 +11,8 @@ from torch import fx
 from .. import compat
 from ..capture.graph.effects import is_seeded
 from ..capture.lowering.source import user_line
-from ..errors import SeededRandom
-from .failure import format_lines
+from ..errors import NoEagerKernel, SeededRandom
+from .failure import describe_error, format_lines
 
 # Inductor options. Its caches are useless, because it compiles nothing. Its seeded random ops need its code generation, so torch's
 # own random ops replace them; AOTAutograd makes a backward that recomputes them draw the same numbers.
@@ -25,7 +25,15 @@ def run_op_by_op(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference:
     seeded = next((node for node in module.graph.nodes if is_seeded(node)), None)
     if seeded is not None:
         raise SeededRandom(op=seeded.target, lines=format_lines((user_line(seeded.stack_trace),)))
-    return run
+
+    def checked(args: list[Any]) -> Any:
+        try:
+            return run(args)
+        except NotImplementedError as error:
+            raise NoEagerKernel(error=describe_error(error)) from error
+
+    checked._boxed_call = True  # type: ignore[attr-defined]  # as `run`: torch hands over its list of arguments
+    return checked
 
 
 def copy_overwritten_arguments(graph: fx.Graph) -> None:

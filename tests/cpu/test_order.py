@@ -18,7 +18,7 @@ import onepass
 from onepass import compat
 from onepass.capture.graph.effects import is_ordered, writes
 from onepass.device import device
-from onepass.errors import RewriteFailed, SeededRandom
+from onepass.errors import NoEagerKernel, RewriteFailed, SeededRandom
 from onepass.integration import op_by_op, region_op  # noqa: F401, the latter defines the op that rewritten graphs call
 from onepass.integration.claim import ClaimOptions, claim
 from onepass.integration.node_order import sort_nodes
@@ -291,3 +291,11 @@ def test_arguments_in_overwritten_memory_are_copied() -> None:
     module.recompile()
     x, at = torch.arange(4.0), torch.tensor([1, 2, 3, 0])
     assert torch.equal(module(x, at), add_to_itself(x, at))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_an_op_that_torch_has_no_kernel_for_has_a_code() -> None:
+    """Inductor computes `all` as "not any not"."""
+    run = torch.compile(lambda x: x.all(), backend=onepass.backend, options=EAGER)
+    with pytest.raises(NoEagerKernel, match=r"ONEPASS-717.*logical_not.*rest="):
+        run(torch.ones(3, dtype=torch.uint16))
