@@ -27,7 +27,7 @@ OPAQUE = "always 0, but the compiler cannot know: each pass widens again instead
 
 
 PASS_SUFFIX = "NAME_pP: computed again in pass P, counted from 0"
-MANY = 99  # a factor that is the reciprocal of a larger integer is noted as such
+MANY, MOST = 99, 2**40  # a factor that is the reciprocal of an integer between these is noted as such
 
 
 class Staging(Protocol):
@@ -242,7 +242,7 @@ class Values:
         """How a factor reads that is 1 / n for a large integer n, as in means; empty for others."""
         factors = [self.program.nodes[a] for a in node.args] if node.name == "mul" else []
         for factor in factors:
-            if isinstance(factor, Const) and factor.scale == 1 and 0 < factor.value < 1 / MANY:
+            if isinstance(factor, Const) and factor.scale == 1 and 1 / MOST < factor.value < 1 / MANY:
                 count = round(1 / factor.value)
                 if as_dtype(1 / count, factor.dtype) == as_dtype(factor.value, factor.dtype):
                     return f"1 / {count}"
