@@ -516,7 +516,7 @@ MUTANTS: list[Mutant] = [
         "if width > TMA_BOX or tall > TMA_BOX or tall % least or lanes * across * vector != width:",
         "if width > TMA_BOX or tall > TMA_BOX:",
         "tiles are read whole",
-        TILES,
+        (*TILES, *LEGAL),
     ),
     Mutant(
         "plan-staged-tiles-exchange-unpaid",
