@@ -230,7 +230,7 @@ def run(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int], reg
 
 
 def bind(region: str) -> Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[int]], None]:
-    """`run` for one region, as the code that Inductor generates calls it: without torch's dispatcher, which takes about 12 us, and
+    """`run` for one region, as the code that Inductor generates calls it: without torch's dispatcher, which takes several us, and
     with the strides that were traced."""
     key, regions = digest_of(region), _REGIONS
 
